@@ -1,0 +1,21 @@
+# unit_test(FOLDER NAME [LIBS lib...] [SOURCES extra.c...] [LABELS label...] [TIMEOUT seconds])
+# builds <current folder>/test_NAME.c into a cmocka program and names the ctest
+# entry like the tree: FOLDER.NAME.
+function(unit_test folder name)
+    cmake_parse_arguments(arg "" "TIMEOUT" "LIBS;SOURCES;LABELS;ENVIRONMENT" ${ARGN})
+    set(target test-${folder}-${name})
+    string(REPLACE "/" "-" target ${target})
+    string(REPLACE "/" "." test ${folder}.${name})
+    add_executable(${target} test_${name}.c ${arg_SOURCES})
+    target_link_libraries(${target} PRIVATE flags ${arg_LIBS} PkgConfig::CMOCKA m)
+    set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+    add_test(NAME ${test} COMMAND ${target} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    if(NOT arg_TIMEOUT)
+        set(arg_TIMEOUT 120)
+    endif()
+    if(NOT arg_LABELS)
+        set(arg_LABELS unit)
+    endif()
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
+        ENVIRONMENT "HCATTN_BIN=${CMAKE_BINARY_DIR}/bin;${arg_ENVIRONMENT}")
+endfunction()

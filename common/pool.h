@@ -1,0 +1,19 @@
+/*
+ * pool.h - one pool of threads: a call is split over items, the caller works too.
+ *
+ * Owner      whoever made it. Threads: pool_run() from one thread at a time.
+ */
+#pragma once
+
+#include <stdint.h>
+
+struct pool;
+
+/* n_threads counts the caller: 1 starts none. `setup` (optional) runs first in every started thread. -ENOMEM, -EAGAIN. */
+int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool);
+struct pool *pool_free(struct pool *pool); /* accepts NULL, returns NULL */
+uint32_t pool_n_threads(const struct pool *pool); /* 1 for NULL */
+
+/* Calls run(context, item, thread) once for every item in [0, n_items), thread in [0, n_threads); returns when all are done.
+ * A NULL pool runs all items in the calling thread. Threads wait by futex between calls. */
+void pool_run(struct pool *pool, uint32_t n_items, void (*run)(void *context, uint32_t item, uint32_t thread), void *context);

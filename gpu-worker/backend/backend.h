@@ -1,0 +1,102 @@
+/*
+ * backend.h - what a device can do: one table of operations per back end.
+ *
+ * Owner      the worker's engine thread; a back end belongs to one engine.
+ * Threads    calls come from one thread; a back end spreads its work itself (cpu: the pool it was given).
+ * Invariant  `reference` (plain loops) is the truth; every other back end is tested against it operation by operation.
+ *            The result of a row never depends on which rows share the call: bits are equal whatever the batch.
+ * Memory     `float *` arguments are device memory from `alloc`, except where "host" is said. For CPU back ends
+ *            device memory is ordinary memory.
+ *
+ * Words      T = n_tokens rows of the batch; shapes are [rows][columns], row-major, contiguous.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <stddef.h>
+
+#include "kernels/kernels.h"
+#include "gpu-worker/model/tensor.h"
+
+struct backend;
+struct pool; /* common/pool.h */
+struct weight; /* a matrix as the back end keeps it; opaque */
+
+/* Rotary embedding of one model, shared by all its layers. Frequencies include every scaling of the file. */
+struct backend_rope {
+    uint32_t n_rotated;       /* rotated dimensions of a head (even, <= head_dim); the rest pass unchanged */
+    const float *frequencies; /* host [n_rotated / 2], radians per position */
+    float magnitude;          /* multiplies cos and sin (YaRN's attention factor), 1 otherwise */
+};
+
+/* One piece of attention: up to 64 contiguous f16 rows [64][K|V] and the tokens wanted from them. */
+struct backend_piece {
+    const uint16_t *rows;
+    uint64_t mask;
+};
+
+/*
+ * Queries of one KV head over a list of pieces: partials[i] <- merge(partials[i], piece by piece in list order).
+ * All queries attend to all pieces, except that in the piece with index `causal_piece` (n_pieces: none)
+ * query i sees only the tokens j <= causal_first + i / group (a prefill tile of consecutive positions; `group`
+ * query heads a position).
+ */
+struct backend_attend {
+    const float *q;           /* [n_queries][head_dim] */
+    float *partials;          /* [n_queries][2 + head_dim], in and out */
+    const struct backend_piece *pieces;
+    uint32_t n_pieces;
+    uint32_t n_queries;
+    uint32_t group;
+    uint32_t causal_piece;
+    uint32_t causal_first;
+};
+
+struct backend_options {
+    enum kernels_isa isa;
+    struct pool *pool; /* not owned; NULL: the calling thread alone */
+};
+
+struct backend_ops {
+    const char *name; /* "reference", "cpu", "cuda" */
+
+    int (*open)(const struct backend_options *options, struct backend **ret_backend, char *error, size_t error_size);
+    struct backend *(*close)(struct backend *backend); /* accepts NULL, returns NULL */
+    const char *(*describe)(const struct backend *backend); /* "cpu, avx2, 2 threads": what was achieved */
+
+    void *(*alloc)(struct backend *backend, size_t n_bytes); /* 64-byte aligned, zeroed; NULL: no memory */
+    void (*free)(struct backend *backend, void *memory);
+
+    /* Take a matrix (rows = outputs, columns = inputs) or a vector; the tensor's bytes may be repacked or kept by reference,
+     * so the mapped file must stay. -ENOTSUP: a type this back end has no kernel for; -ENOMEM. */
+    int (*weight_new)(struct backend *backend, const struct tensor *tensor, struct weight **ret_weight);
+    struct weight *(*weight_free)(struct backend *backend, struct weight *weight);
+    size_t (*weight_bytes)(const struct weight *weight); /* bytes it occupies on the device, mapped ones included */
+
+    /* out [T][columns] = rows ids[t] (host) of a matrix, as f32 */
+    void (*embed)(struct backend *backend, const struct weight *weight, const uint32_t *ids, uint32_t n_tokens, float *out);
+    /* out [T][n] = x / sqrt(mean(x^2) + eps) * weight */
+    void (*rms_norm)(struct backend *backend, const float *x, uint32_t n_tokens, uint32_t n, const struct weight *weight,
+                     float eps, float *out);
+    /* y [T][rows] = x [T][columns] * W^T; several matrices of one input are given together so that the input is prepared once */
+    void (*matmul)(struct backend *backend, const struct weight *const *weights, uint32_t n_weights, const float *x,
+                   uint32_t n_tokens, float *const *y);
+    /* rotates x [T][n_heads][head_dim] in place, pairs (2i, 2i + 1), positions[T] (host) */
+    void (*rope)(struct backend *backend, float *x, uint32_t n_tokens, uint32_t n_heads, uint32_t head_dim,
+                 const uint32_t *positions, const struct backend_rope *rope);
+    /* gate [T][n] <- silu(gate) * up */
+    void (*swiglu)(struct backend *backend, float *gate, const float *up, uint32_t n_tokens, uint32_t n);
+    /* x [n] <- x + y */
+    void (*add)(struct backend *backend, float *x, const float *y, size_t n);
+    /* rows [T][n_kv_heads][K|V] f16 from k and v [T][n_kv_heads][head_dim] */
+    void (*encode_rows)(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
+                        uint32_t head_dim, uint16_t *rows);
+    /* exact attention partials, items are independent of each other */
+    void (*attend)(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim, float scale);
+};
+
+extern const struct backend_ops backend_reference;
+extern const struct backend_ops backend_cpu;
+
+/* "reference", "cpu" -> its table; NULL: no such back end in this build. */
+const struct backend_ops *backend_find(const char *name);
