@@ -11,9 +11,10 @@ struct pool;
 
 /* n_threads counts the caller: 1 starts none. `setup` (optional) runs first in every started thread. -ENOMEM, -EAGAIN. */
 int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool);
-struct pool *pool_free(struct pool *pool); /* accepts NULL, returns NULL */
+struct pool *pool_free(struct pool *pool);        /* accepts NULL, returns NULL */
 uint32_t pool_n_threads(const struct pool *pool); /* 1 for NULL */
 
 /* Calls run(context, item, thread) once for every item in [0, n_items), thread in [0, n_threads); returns when all are done.
  * A NULL pool runs all items in the calling thread. Threads wait by futex between calls. */
-void pool_run(struct pool *pool, uint32_t n_items, void (*run)(void *context, uint32_t item, uint32_t thread), void *context);
+void pool_run(struct pool *pool, uint32_t n_items, void (*run)(void *context, uint32_t item, uint32_t thread),
+              void *context);
