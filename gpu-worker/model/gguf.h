@@ -55,5 +55,8 @@ int gguf_get_strings(const struct gguf *gguf, const char *key, struct gguf_strin
 int gguf_get_i32s(const struct gguf *gguf, const char *key, int32_t **ret_values, size_t *ret_n);
 int gguf_get_f32s(const struct gguf *gguf, const char *key, float **ret_values, size_t *ret_n);
 
+/* Elements of an array of any type; 0: no such key, or not an array. */
+uint64_t gguf_array_size(const struct gguf *gguf, const char *key);
+
 /* A string from the file as one printable line, cut to fit (for messages). Returns buffer. */
 const char *gguf_printable(struct gguf_string string, char *buffer, size_t buffer_size);

@@ -186,3 +186,9 @@ int gguf_get_f32s(const struct gguf *gguf, const char *key, float **ret_values, 
     *ret_n = (size_t)entry->n_elements;
     return 0;
 }
+
+uint64_t gguf_array_size(const struct gguf *gguf, const char *key)
+{
+    const struct gguf_entry *entry = gguf_find_entry(gguf, key);
+    return entry && entry->is_array ? entry->n_elements : 0;
+}
