@@ -34,7 +34,8 @@ int segment_create_bound(const char *name, uint64_t n_bytes,
 /* What segment_create() would grant at most now: the smaller of available memory and what the control group leaves. */
 uint64_t segment_available_bytes(void);
 
-/* Is fd a segment of exactly n_bytes (0: of any size > 0)? -EBADMSG: not a memfd, or not sealed; -EMSGSIZE: other size;
+/* Is fd a segment of exactly n_bytes (0: of any size > 0)? -EBADMSG: not a memfd, not sealed, or with holes; -EMSGSIZE:
+ * other size;
  * -EBADF. ret_n_bytes may be NULL. */
 int segment_check(int fd, uint64_t n_bytes, uint64_t *ret_n_bytes);
 
