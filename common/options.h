@@ -11,7 +11,7 @@
  *
  * Names of other programs' options (table.other_names) are accepted and ignored in the configuration file and in the
  * environment, so that one file serves all roles. With other_names given an unknown HCATTN_ variable is an error; without
- * it unknown variables are ignored. HCATTN_RUNTIME_DIR, HCATTN_BIN and HCATTN_TEST_... are always accepted.
+ * it unknown variables are ignored. An empty variable counts as unset. HCATTN_RUNTIME_DIR, HCATTN_BIN and HCATTN_TEST_... are always accepted.
  *
  * Threads: parse in the main thread; a parsed `struct options` never changes and may be read from any thread.
  */
