@@ -17,8 +17,8 @@
 #include <stdint.h>
 #include <stddef.h>
 
-#define KERNELS_BLOCK_TOKENS  64
-#define KERNELS_MAX_HEAD_DIM  256
+#define KERNELS_BLOCK_TOKENS             64
+#define KERNELS_MAX_HEAD_DIM             256
 #define KERNELS_PARTIAL_FLOATS(head_dim) (2u + (head_dim))
 
 enum kernels_isa { KERNELS_ISA_AUTO, KERNELS_ISA_PLAIN, KERNELS_ISA_AVX2, KERNELS_ISA_AVX512, KERNELS_N_ISA };
@@ -53,7 +53,8 @@ struct kernels {
     void (*block_sums)(const uint16_t *rows, uint32_t n_tokens, uint32_t head_dim, float *sums);
 
     /* scores[n_keys] = scale * (q . k_j), keys [n_keys][head_dim] f16 contiguous. */
-    void (*score_f16)(const float *q, uint32_t head_dim, const uint16_t *keys, uint32_t n_keys, float scale, float *scores);
+    void (*score_f16)(const float *q, uint32_t head_dim, const uint16_t *keys, uint32_t n_keys, float scale,
+                      float *scores);
 };
 
 /* The table for an instruction set; AUTO = the best this CPU has. NULL: this CPU (or build) does not have it. */
