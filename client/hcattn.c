@@ -1,0 +1,412 @@
+/* hcattn.c - see hcattn.h: the calls that are one question and one answer, and the client itself. */
+#include "client/hcattn.h"
+#include "client/call.h"
+#include "client/message.h"
+#include "client/stream.h"
+#include "common/options.h"
+#include "common/random.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define CONNECT_TIMEOUT_MS 5000u
+#define LOST_TIMEOUT_MS    90000u /* peers of a lost coordinator try for 60 s to come back */
+
+static const char *const code_names[] = {
+    "OK",          "INVALID_ARGUMENT", "NOT_FOUND",     "CONTEXT_EXCEEDED", "NO_MEMORY", "BUSY",
+    "UNAVAILABLE", "CANCELLED",        "NOT_SUPPORTED", "CONFLICT",         "INTERNAL",
+};
+
+const char *hcattn_code_name(enum hcattn_code code)
+{
+    return (size_t)code < sizeof(code_names) / sizeof(code_names[0]) ? code_names[code] : "INTERNAL";
+}
+
+const char *hcattn_finish_name(enum hcattn_finish finish)
+{
+    switch (finish) {
+    case HCATTN_FINISH_LENGTH:
+        return "length";
+    case HCATTN_FINISH_END:
+        return "end";
+    case HCATTN_FINISH_STOP:
+        return "stop";
+    }
+    return "unknown";
+}
+
+/* ---- the client ---- */
+
+static int set_endpoint(struct hcattn *client, const struct hcattn_config *config, struct hcattn_error *error)
+{
+    char directory[OPTIONS_PATH_SIZE], reason[OPTIONS_ERROR_SIZE];
+    if (config->endpoint) {
+        if (strlen(config->endpoint) >= sizeof(client->endpoint))
+            return call_fail(error, HCATTN_INVALID_ARGUMENT, "the endpoint is too long");
+        snprintf(client->endpoint, sizeof(client->endpoint), "%s", config->endpoint);
+        if (strncmp(client->endpoint, "ipc://", 6) == 0 && strlen(client->endpoint) - 6 < sizeof(client->path))
+            memcpy(client->path, client->endpoint + 6, strlen(client->endpoint) - 5);
+        return 0;
+    }
+    if (config->runtime_dir) {
+        int n = snprintf(directory, sizeof(directory), "%s", config->runtime_dir);
+        if (n < 0 || (size_t)n >= sizeof(directory))
+            return call_fail(error, HCATTN_INVALID_ARGUMENT, "the path of the runtime directory is too long");
+    } else if (options_runtime_dir(NULL, directory, reason) < 0) {
+        return call_fail(error, HCATTN_INVALID_ARGUMENT, "%s", reason);
+    }
+    snprintf(client->path, sizeof(client->path), "%s/client.sock", directory);
+    snprintf(client->endpoint, sizeof(client->endpoint), "ipc://%s", client->path);
+    client->from_runtime_dir = true;
+    return 0;
+}
+
+static int open_socket(struct hcattn *client, struct hcattn_error *error)
+{
+    int result = socket_context_new(&client->sockets);
+    if (!result)
+        result = socket_new_dealer(client->sockets, random_u64(), 0, &client->socket);
+    if (!result)
+        result = socket_connect(client->socket, client->endpoint);
+    if (result == -EINVAL || result == -ENAMETOOLONG)
+        return call_fail(error, HCATTN_INVALID_ARGUMENT, "no endpoint to connect to: %s", client->endpoint);
+    if (result)
+        return call_fail(error, HCATTN_INTERNAL, "cannot make a socket for %s (errno %d)", client->endpoint, -result);
+    client->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (client->cancel_fd < 0)
+        return call_fail(error, HCATTN_INTERNAL, "cannot make an event descriptor (errno %d)", errno);
+    return 0;
+}
+
+int hcattn_open(const struct hcattn_config *config, struct hcattn **ret_client, struct hcattn_error *ret_error)
+{
+    static const struct hcattn_config standard;
+    if (!config)
+        config = &standard;
+    struct hcattn *client = calloc(1, sizeof(*client));
+    if (!client)
+        return call_fail(ret_error, HCATTN_NO_MEMORY, "no memory for a client");
+    pthread_mutex_init(&client->mutex, NULL);
+    client->cancel_fd = -1;
+    client->connect_timeout_us =
+        1000 * (uint64_t)(config->connect_timeout_ms ? config->connect_timeout_ms : CONNECT_TIMEOUT_MS);
+    client->lost_timeout_us = 1000 * (uint64_t)(config->lost_timeout_ms ? config->lost_timeout_ms : LOST_TIMEOUT_MS);
+    int error = set_endpoint(client, config, ret_error);
+    if (!error)
+        error = open_socket(client, ret_error);
+    if (error) {
+        hcattn_close(client);
+        return error;
+    }
+    *ret_client = client;
+    return 0;
+}
+
+struct hcattn *hcattn_close(struct hcattn *client)
+{
+    if (!client)
+        return NULL;
+    socket_free(client->socket);
+    socket_context_free(client->sockets);
+    if (client->cancel_fd >= 0)
+        close(client->cancel_fd);
+    pthread_mutex_destroy(&client->mutex);
+    free(client);
+    return NULL;
+}
+
+void hcattn_cancel(struct hcattn *client)
+{
+    call_cancel(client);
+}
+
+/* ---- one question, one answer ---- */
+
+struct answer {
+    Hcattn__Reply__ReplyCase wanted;
+    Hcattn__Reply *reply;
+    bool again; /* the question was sent more than once */
+};
+
+static enum call_step keep_answer(void *context, Hcattn__Reply *reply)
+{
+    struct answer *answer = context;
+    if (reply->reply_case != answer->wanted)
+        return CALL_MALFORMED;
+    answer->reply = reply;
+    return CALL_KEPT;
+}
+
+static bool note_again(void *context, bool lost)
+{
+    struct answer *answer = context;
+    (void)lost;
+    answer->again = true;
+    return true;
+}
+
+/* On success answer->reply is the caller's to free. */
+static int ask(struct hcattn *client, struct call *call, struct answer *answer, struct hcattn_error *ret_error)
+{
+    call->on_reply = keep_answer;
+    call->prepare_again = note_again;
+    call->context = answer;
+    return call_run(client, call, ret_error);
+}
+
+int hcattn_open_session(struct hcattn *client, const struct hcattn_session_config *config, uint32_t timeout_ms,
+                        struct hcattn_session *ret_session, struct hcattn_error *ret_error)
+{
+    static const struct hcattn_session_config standard;
+    if (!config)
+        config = &standard;
+    Hcattn__OpenSession open = HCATTN__OPEN_SESSION__INIT;
+    /* Chosen here, so that sending it again cannot open a second one. */
+    open.session = config->session ? config->session : random_u64();
+    if (config->policy)
+        open.policy = (char *)config->policy;
+    open.exact_tokens = config->exact_tokens;
+    open.ephemeral = config->ephemeral;
+    open.idle_timeout_s = config->idle_timeout_s;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
+    call.request.open_session = &open;
+    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_SESSION_OPENED};
+    int error = ask(client, &call, &answer, ret_error);
+    if (error)
+        return error;
+    Hcattn__Reply *reply = answer.reply;
+    struct hcattn_session session = {.session = reply->session_opened->session, .n_ctx = reply->session_opened->n_ctx};
+    snprintf(session.policy, sizeof(session.policy), "%s", reply->session_opened->policy);
+    hcattn__reply__free_unpacked(reply, NULL);
+    *ret_session = session;
+    return 0;
+}
+
+int hcattn_close_session(struct hcattn *client, uint64_t session, uint32_t timeout_ms, uint64_t *ret_freed_bytes,
+                         struct hcattn_error *ret_error)
+{
+    Hcattn__CloseSession close_session = HCATTN__CLOSE_SESSION__INIT;
+    close_session.session = session;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_CLOSE_SESSION;
+    call.request.close_session = &close_session;
+    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_SESSION_CLOSED};
+    int error = ask(client, &call, &answer, ret_error);
+    if (error == -ENOENT && answer.again) {
+        if (ret_freed_bytes) /* the first attempt has closed it */
+            *ret_freed_bytes = 0;
+        return 0;
+    }
+    if (error)
+        return error;
+    Hcattn__Reply *reply = answer.reply;
+    if (ret_freed_bytes)
+        *ret_freed_bytes = reply->session_closed->freed_bytes;
+    hcattn__reply__free_unpacked(reply, NULL);
+    return 0;
+}
+
+int hcattn_tokenize(struct hcattn *client, const struct hcattn_input *input, uint32_t timeout_ms,
+                    struct hcattn_tokens *ret_tokens, struct hcattn_error *ret_error)
+{
+    struct message_input message;
+    int error = message_set_input(&message, input, ret_error);
+    if (error)
+        return error;
+    Hcattn__Tokenize tokenize = HCATTN__TOKENIZE__INIT;
+    tokenize.input = &message.input;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_TOKENIZE;
+    call.request.tokenize = &tokenize;
+    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_TOKENIZED};
+    error = ask(client, &call, &answer, ret_error);
+    message_unset_input(&message);
+    if (error)
+        return error;
+    Hcattn__Reply *reply = answer.reply;
+    const Hcattn__Tokenized *tokenized = reply->tokenized;
+    struct hcattn_piece *pieces = NULL;
+    if (tokenized->n_pieces && tokenized->n_pieces == tokenized->n_ids) {
+        pieces = calloc(tokenized->n_pieces, sizeof(*pieces));
+        if (!pieces) {
+            hcattn__reply__free_unpacked(reply, NULL);
+            return call_fail(ret_error, HCATTN_NO_MEMORY, "no memory for %zu tokens", tokenized->n_ids);
+        }
+        for (size_t i = 0; i < tokenized->n_pieces; i++)
+            pieces[i] = (struct hcattn_piece){.bytes = tokenized->pieces[i].data, .n_bytes = tokenized->pieces[i].len};
+    }
+    *ret_tokens = (struct hcattn_tokens){.n_ids = tokenized->n_ids,
+                                         .ids = tokenized->ids,
+                                         .n_pieces = pieces ? tokenized->n_pieces : 0,
+                                         .pieces = pieces,
+                                         .owner = reply};
+    return 0;
+}
+
+void hcattn_tokens_free(struct hcattn_tokens *tokens)
+{
+    if (!tokens)
+        return;
+    free((void *)tokens->pieces);
+    hcattn__reply__free_unpacked(tokens->owner, NULL);
+    *tokens = (struct hcattn_tokens){.n_ids = 0};
+}
+
+int hcattn_detokenize(struct hcattn *client, const uint32_t *ids, size_t n_ids, bool special, uint32_t timeout_ms,
+                      char **ret_text, struct hcattn_error *ret_error)
+{
+    Hcattn__Detokenize detokenize = HCATTN__DETOKENIZE__INIT;
+    detokenize.ids = (uint32_t *)ids;
+    detokenize.n_ids = n_ids;
+    detokenize.special = special;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_DETOKENIZE;
+    call.request.detokenize = &detokenize;
+    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_DETOKENIZED};
+    int error = ask(client, &call, &answer, ret_error);
+    if (error)
+        return error;
+    Hcattn__Reply *reply = answer.reply;
+    char *text = strdup(reply->detokenized->text);
+    hcattn__reply__free_unpacked(reply, NULL);
+    if (!text)
+        return call_fail(ret_error, HCATTN_NO_MEMORY, "no memory for the text");
+    *ret_text = text;
+    return 0;
+}
+
+int hcattn_health(struct hcattn *client, uint32_t timeout_ms, struct hcattn_health *ret_health,
+                  struct hcattn_error *ret_error)
+{
+    Hcattn__Health health = HCATTN__HEALTH__INIT;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_HEALTH;
+    call.request.health = &health;
+    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_HEALTH};
+    int error = ask(client, &call, &answer, ret_error);
+    if (error)
+        return error;
+    Hcattn__Reply *reply = answer.reply;
+    *ret_health = (struct hcattn_health){
+        .live = reply->health->live, .ready = reply->health->ready, .coordinator = reply->health->coordinator};
+    snprintf(ret_health->sentence, sizeof(ret_health->sentence), "%s", reply->health->sentence);
+    hcattn__reply__free_unpacked(reply, NULL);
+    return 0;
+}
+
+/* ---- stats ---- */
+
+static struct hcattn_process_stats process_stats(const Hcattn__ProcessStats *from)
+{
+    return (struct hcattn_process_stats){
+        .program = from->program,
+        .index = from->index,
+        .pid = from->pid,
+        .state = from->state,
+        .node = from->node,
+        .n_starts = from->n_starts,
+        .achieved = from->achieved,
+        .phase = from->phase,
+        .bytes_total = from->bytes_total,
+        .bytes_used = from->bytes_used,
+        .bytes_served = from->bytes_served,
+        .n_requests = from->n_requests,
+        .n_tokens = from->n_tokens,
+        .weight_bytes = from->weight_bytes,
+        .incarnation = from->incarnation,
+    };
+}
+
+static struct hcattn_session_stats session_stats(const Hcattn__SessionStats *from)
+{
+    return (struct hcattn_session_stats){
+        .session = from->session,
+        .state = from->state,
+        .policy = from->policy,
+        .n_tokens = from->n_tokens,
+        .reserved_tokens = from->reserved_tokens,
+        .bytes = from->bytes,
+        .lane_store = from->lane_store.data,
+        .n_lanes = from->lane_store.len,
+    };
+}
+
+int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats *ret_stats,
+                 struct hcattn_error *ret_error)
+{
+    Hcattn__Stats stats = HCATTN__STATS__INIT;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_STATS;
+    call.request.stats = &stats;
+    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_STATS};
+    int error = ask(client, &call, &answer, ret_error);
+    if (error)
+        return error;
+    Hcattn__Reply *reply = answer.reply;
+    const Hcattn__StatsReply *from = reply->stats;
+    struct hcattn_process_stats *processes = calloc(from->n_processes + 1, sizeof(*processes));
+    struct hcattn_session_stats *sessions = calloc(from->n_sessions + 1, sizeof(*sessions));
+    if (!processes || !sessions) {
+        free(processes);
+        free(sessions);
+        hcattn__reply__free_unpacked(reply, NULL);
+        return call_fail(ret_error, HCATTN_NO_MEMORY, "no memory for the statistics");
+    }
+    for (size_t i = 0; i < from->n_processes; i++)
+        processes[i] = process_stats(from->processes[i]);
+    for (size_t i = 0; i < from->n_sessions; i++)
+        sessions[i] = session_stats(from->sessions[i]);
+    *ret_stats = (struct hcattn_stats){
+        .version = from->version,
+        .model = from->model,
+        .transport = from->transport,
+        .policy = from->policy,
+        .n_ctx = from->n_ctx,
+        .default_max_tokens = from->default_max_tokens,
+        .device_bytes_per_token = from->device_bytes_per_token,
+        .store_bytes_per_token = from->store_bytes_per_token,
+        .uptime_s = from->uptime_s,
+        .n_processes = from->n_processes,
+        .processes = processes,
+        .n_sessions = from->n_sessions,
+        .sessions = sessions,
+        .owner = reply,
+    };
+    return 0;
+}
+
+void hcattn_stats_free(struct hcattn_stats *stats)
+{
+    if (!stats)
+        return;
+    free((void *)stats->processes);
+    free((void *)stats->sessions);
+    hcattn__reply__free_unpacked(stats->owner, NULL);
+    *stats = (struct hcattn_stats){.n_ctx = 0};
+}
+
+/* ---- work on a session ---- */
+
+int hcattn_append(struct hcattn *client, uint64_t session, const struct hcattn_input *input, uint64_t at,
+                  const struct hcattn_events *events, uint32_t timeout_ms, struct hcattn_appended *ret_appended,
+                  struct hcattn_error *ret_error)
+{
+    return stream_append(client, session, input, at, events, timeout_ms, ret_appended, ret_error);
+}
+
+int hcattn_generate(struct hcattn *client, const struct hcattn_generate *generate, const struct hcattn_events *events,
+                    uint32_t timeout_ms, struct hcattn_finished *ret_finished, struct hcattn_error *ret_error)
+{
+    return stream_generate(client, generate, events, timeout_ms, ret_finished, ret_error);
+}
+
+int hcattn_score(struct hcattn *client, const struct hcattn_score *score, const struct hcattn_events *events,
+                 uint32_t timeout_ms, struct hcattn_score_done *ret_done, struct hcattn_error *ret_error)
+{
+    return stream_score(client, score, events, timeout_ms, ret_done, ret_error);
+}
