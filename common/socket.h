@@ -8,6 +8,8 @@
  * Threads    a socket belongs to the thread that uses it; a context to any.
  * Limits     a frame of more than SOCKET_MAX_FRAME_BYTES closes the connection it came from; a message of more than
  *            SOCKET_MAX_FRAMES frames is dropped whole (-EMSGSIZE).
+ * Strangers  ZeroMQ still accepts peers of its first protocol, which has no greeting: garbage on an endpoint can arrive
+ *            as a message, with any routing id of 1 to 255 bytes. Receivers check every frame.
  * Closing    does not linger: what was not sent by then is lost.
  */
 #pragma once

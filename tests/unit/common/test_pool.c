@@ -1,0 +1,211 @@
+/* test_pool.c - every item once, whatever the counts; nothing of a round before it began; misuse stops the program. */
+#include "common/pool.h"
+#include "tests/unit/common/helpers.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define MAX_ITEMS 1000
+
+struct round {
+    uint32_t n_items, n_threads;
+    uint32_t taken[MAX_ITEMS]; /* plain on purpose: the sanitizer sees a pool that does not order them */
+    atomic_bool bad;
+};
+
+static void take(void *context, uint32_t item, uint32_t thread)
+{
+    struct round *round = context;
+    if (item >= round->n_items || thread >= round->n_threads)
+        atomic_store(&round->bad, true);
+    else
+        round->taken[item]++;
+}
+
+static void run_round(struct pool *pool, struct round *round, uint32_t n_items)
+{
+    memset(round->taken, 0, sizeof(round->taken));
+    round->n_items = n_items;
+    round->n_threads = pool_n_threads(pool);
+    pool_run(pool, n_items, take, round);
+    assert_false(atomic_load(&round->bad));
+    for (uint32_t i = 0; i < MAX_ITEMS; i++)
+        assert_int_equal(round->taken[i], i < n_items);
+}
+
+static void every_item_runs_once(void **state)
+{
+    (void)state;
+    static struct round round;
+    const uint32_t counts[] = {0, 1, 2, 3, 5, 7, 64, 999, 1000};
+    for (uint32_t n_threads = 1; n_threads <= 5; n_threads++) {
+        struct pool *pool = NULL;
+        assert_int_equal(pool_new(n_threads, NULL, NULL, &pool), 0);
+        assert_int_equal(pool_n_threads(pool), n_threads);
+        for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+            run_round(pool, &round, counts[i]);
+        assert_null(pool_free(pool));
+    }
+}
+
+static void many_short_rounds_do_not_mix(void **state)
+{
+    (void)state;
+    static struct round rounds[2];
+    struct pool *pool = NULL;
+    assert_int_equal(pool_new(3, NULL, NULL, &pool), 0);
+    for (uint32_t i = 0; i < 3000; i++)
+        run_round(pool, &rounds[i % 2], i % 9);
+    pool_free(pool);
+}
+
+static void no_pool_is_one_thread(void **state)
+{
+    (void)state;
+    static struct round round;
+    assert_int_equal(pool_n_threads(NULL), 1);
+    run_round(NULL, &round, 17);
+    assert_null(pool_free(NULL));
+}
+
+struct ready {
+    uint32_t n_calls[8];
+    bool signals_blocked[8];
+};
+
+static void set_up(void *context, uint32_t thread)
+{
+    struct ready *ready = context;
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    ready->n_calls[thread]++;
+    ready->signals_blocked[thread] = sigismember(&mask, SIGTERM) == 1;
+}
+
+static void set_up_runs_once_in_every_started_thread(void **state)
+{
+    (void)state;
+    struct ready ready = {0};
+    struct pool *pool = NULL;
+    assert_int_equal(pool_new(4, set_up, &ready, &pool), 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_int_equal(ready.n_calls[i], i >= 1 && i <= 3);
+        assert_int_equal(ready.signals_blocked[i], i >= 1 && i <= 3);
+    }
+    pool_free(pool);
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    assert_int_equal(sigismember(&mask, SIGTERM), 0); /* the caller's mask is as it was */
+}
+
+static void no_threads_are_refused(void **state)
+{
+    (void)state;
+    struct pool *pool = (struct pool *)&pool;
+    struct pool *before = pool;
+    assert_int_equal(pool_new(0, NULL, NULL, &pool), -EINVAL);
+    assert_ptr_equal(pool, before);
+}
+
+/* Two items that each wait for the other: passes only if they run at the same time. */
+static void meet(void *context, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    pthread_barrier_wait(context);
+}
+
+static void items_run_in_parallel(void **state)
+{
+    (void)state;
+    pthread_barrier_t barrier;
+    pthread_barrier_init(&barrier, NULL, 3);
+    struct pool *pool = NULL;
+    assert_int_equal(pool_new(3, NULL, NULL, &pool), 0);
+    for (int i = 0; i < 50; i++)
+        pool_run(pool, 3, meet, &barrier);
+    pool_free(pool);
+    pthread_barrier_destroy(&barrier);
+}
+
+static uint64_t cpu_us(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (uint64_t)used.tv_sec * 1000000 + (uint64_t)used.tv_nsec / 1000;
+}
+
+static void sleep_in_first(void *context, uint32_t item, uint32_t thread)
+{
+    (void)context;
+    (void)thread;
+    struct timespec pause = {.tv_nsec = 200000000};
+    if (item == 0)
+        nanosleep(&pause, NULL);
+}
+
+/* Both the threads that have nothing to do and the caller that waits for the last item sleep. */
+static void waiting_costs_no_cpu(void **state)
+{
+    (void)state;
+    struct pool *pool = NULL;
+    assert_int_equal(pool_new(3, NULL, NULL, &pool), 0);
+    uint64_t before = cpu_us();
+    pool_run(pool, 3, sleep_in_first, NULL);
+    pool_run(pool, 3, sleep_in_first, NULL);
+    assert_in_range(cpu_us() - before, 0, 200000); /* spinning would take 400,000 and more */
+    pool_free(pool);
+}
+
+static void use_again(void *context, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    static struct round round = {.n_items = 2, .n_threads = 2};
+    pool_run(context, 2, take, &round);
+}
+
+static void nested_body(void)
+{
+    signal(SIGABRT, SIG_DFL);
+    struct pool *pool = NULL;
+    if (pool_new(2, NULL, NULL, &pool) == 0)
+        pool_run(pool, 2, use_again, pool);
+}
+
+static void nested_body_one_thread(void)
+{
+    signal(SIGABRT, SIG_DFL);
+    struct pool *pool = NULL;
+    if (pool_new(1, NULL, NULL, &pool) == 0)
+        pool_run(pool, 2, use_again, pool);
+}
+
+/* A pool run from its own item would wait for itself for ever; it stops with one thread too, where it would not. */
+static void nested_use_is_stopped(void **state)
+{
+    (void)state;
+    int status = helpers_in_child(nested_body);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    status = helpers_in_child(nested_body_one_thread);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nested_use_is_stopped), /* first: forks */
+        cmocka_unit_test(every_item_runs_once),   cmocka_unit_test(many_short_rounds_do_not_mix),
+        cmocka_unit_test(no_pool_is_one_thread),  cmocka_unit_test(set_up_runs_once_in_every_started_thread),
+        cmocka_unit_test(no_threads_are_refused), cmocka_unit_test(items_run_in_parallel),
+        cmocka_unit_test(waiting_costs_no_cpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
