@@ -1,0 +1,156 @@
+/*
+ * blocks.h - the blocks and session records of one segment: formatted or adopted, reserved, appended to, sealed, released.
+ *
+ * Owner      the value-store, only writer of its segment; coordinator and workers map it read-only.
+ * Threads    everything that changes: the working thread. blocks_find() and reading what it returns: any thread while the
+ *            working thread waits for it (pool).
+ * Lifetime   a handle is valid from the reservation to the release of its block; later it is -ESTALE for ever, since the
+ *            next life of the block has a greater generation and another session.
+ * Invariant  free + open + sealed == n_blocks; n_rows of every layer <= n_ids (blocks_check()).
+ *
+ * Killed at any instruction, a store leaves a segment that blocks_adopt() takes over, because everything is written before
+ * what makes it count:
+ *     reserve   whole header, then state OPEN          append   ids, then n_ids; rows (and sums), then n_rows
+ *     release   state FREE, nothing else               seal     checksum, then state SEALED
+ * A reader that sees a count sees what it counts; what is not counted is written again by the repeated append.
+ *
+ * Zeroes on reuse: a reservation zeroes the header (ids, counts), not the rows and sums. Those are megabytes a block, and a
+ * reservation of a thousand blocks would hold up every request for seconds; they cannot be reached: each access names
+ * generation and session, and rows from n_rows on (sums below 64 rows) are refused, here and by whoever maps the segment.
+ */
+#pragma once
+
+#include "kernels/kernels.h"
+#include "proto/layout.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BLOCKS_SESSION_CAPACITY 1024u /* records in a new segment */
+#define BLOCKS_CHECK_TEXT       128
+
+struct blocks;
+
+struct blocks_plan {
+    uint64_t n_bytes; /* of the segment, a multiple of 4096, at most what was asked for */
+    uint64_t sessions_offset;
+    uint64_t blocks_offset;
+    uint64_t block_bytes;
+    uint32_t n_blocks;
+};
+
+/* How many blocks a segment of at most max_bytes holds. -EINVAL: shape; -ENOSPC: not one. */
+int blocks_plan(const struct row_shape *shape, uint64_t max_bytes, struct blocks_plan *ret_plan);
+
+/* Who a segment belongs to from now on, and what is needed to work on it. */
+struct blocks_owner {
+    uint64_t incarnation; /* != 0 */
+    uint32_t store;
+    int32_t numa_node;             /* -1: pages are not bound; not used by adoption: pages stay where they are */
+    const struct kernels *kernels; /* block_sums */
+    _Atomic uint64_t *progress;    /* optional: bumped while a long adoption works */
+};
+
+/*
+ * Makes a segment of zeroes (n_bytes as planned) one of n_blocks free blocks. The mapping stays the caller's and must
+ * outlive the result. -EINVAL, -ENOMEM.
+ */
+int blocks_format(void *segment, const struct blocks_plan *plan, const struct row_shape *shape,
+                  const struct blocks_owner *owner, struct blocks **ret_blocks);
+
+/* What an adoption found and mended. */
+struct blocks_adoption {
+    uint32_t n_quarantined;     /* headers that contradict themselves: block freed, its rows are lost */
+    uint32_t n_orphans;         /* blocks of a session without a record: freed */
+    uint32_t n_records_dropped; /* session records that contradict themselves or repeat another */
+    uint32_t n_layers_summed;   /* full layers of open blocks whose sums were computed again */
+    uint32_t n_sealed;          /* complete blocks that had not been sealed yet */
+};
+
+/*
+ * Takes over the segment of a store that is known dead. Rows are believed as far as the counts go: checksums of sealed
+ * blocks are not read back here, since that would take as long as reading the whole segment (blocks_verify() does).
+ * -EPROTO: not a segment of this layout; -EAGAIN: its formatting had not ended; -EXDEV: of another store number; -ENOMEM.
+ */
+int blocks_adopt(void *segment, uint64_t n_bytes, const struct blocks_owner *owner,
+                 struct blocks_adoption *ret_adoption, struct blocks **ret_blocks);
+
+struct blocks *blocks_free(struct blocks *blocks); /* accepts NULL, returns NULL; the segment keeps what it holds */
+
+const struct row_shape *blocks_shape(const struct blocks *blocks);
+
+struct blocks_counts {
+    uint32_t n_blocks, n_free, n_open, n_sealed, n_sessions;
+};
+struct blocks_counts blocks_count(const struct blocks *blocks);
+
+/* ---- sessions ---- */
+
+/* `record`: everything but state. Opening what is open with the same content is 0. -EINVAL: session 0, policy not
+ * terminated; -EEXIST: open with other content; -ENOSPC: no record left. */
+int blocks_session_open(struct blocks *blocks, const struct session_record *record);
+
+/* NULL: not open here. */
+const struct session_record *blocks_session_find(const struct blocks *blocks, uint64_t session);
+
+struct blocks_reservation {
+    struct block_handle handle;
+    struct block_handle previous; /* generation 0 exactly for number 0 */
+    uint32_t previous_store;
+    uint32_t number;
+};
+
+/*
+ * Opens n blocks for a session: all or none. A block that is open for exactly this reservation already (a repeated order)
+ * is left as it is. *ret_failed (untouched on success): which one was refused.
+ * -ENOENT: session not open; -EINVAL: no such block, the same block twice, number and previous do not agree;
+ * -EBUSY: not free; -ESTALE: generation is not greater than the block's.
+ */
+int blocks_reserve(struct blocks *blocks, uint64_t session, const struct blocks_reservation *reservations, uint32_t n,
+                   uint32_t *ret_failed);
+
+/* Frees the session's blocks with number >= from_number; 0 forgets the session too. A session that is not here is fine.
+ * Returns how many blocks were freed. */
+uint32_t blocks_release(struct blocks *blocks, uint64_t session, uint32_t from_number);
+
+/* ---- rows ---- */
+
+/* New tokens of one block, in the caller's memory. */
+struct blocks_append {
+    uint64_t session;
+    struct block_handle handle;
+    uint32_t layer; /* of rows */
+    uint32_t first_token;
+    uint32_t n_tokens;
+    const uint32_t *ids; /* [n_tokens]; NULL: none. Read twice: not in memory that others write */
+    const void *rows;    /* [n_tokens][kv_head][K|V]; NULL: none. Read once */
+};
+
+/*
+ * Writes what is not there yet; ids that are there must be equal. Computes the layer's sums with its 64th row and seals the
+ * block when it is complete. On an error nothing was written.
+ * -EINVAL: neither ids nor rows, no tokens, more than the block holds, no such layer; -ESTALE: handle or session;
+ * -EEXIST: another id is there; -ENODATA: a gap before first_token, or rows of tokens whose ids are not known.
+ */
+int blocks_append(struct blocks *blocks, const struct blocks_append *append);
+
+/* A block as a reader sees it; valid until the working thread goes on. */
+struct blocks_view {
+    const struct block_header *header;
+    uint32_t number;
+};
+
+/* -ESTALE: no block has this handle and session now. */
+int blocks_find(const struct blocks *blocks, uint64_t session, struct block_handle handle,
+                struct blocks_view *ret_view);
+uint32_t blocks_n_rows(const struct blocks_view *view, uint32_t layer); /* layer < n_layers */
+/* [64][K|V] of one layer and KV head. */
+const uint16_t *blocks_head_rows(const struct blocks *blocks, const struct blocks_view *view, uint32_t layer,
+                                 uint32_t kv_head);
+
+/* Is a sealed block's checksum right? -EBADMSG: no; -EINVAL: not sealed, no such block. */
+int blocks_verify(const struct blocks *blocks, uint32_t index);
+
+/* The invariants, for tests and debug builds: 0, or -EUCLEAN with a line in `text`. Reads every header. */
+int blocks_check(const struct blocks *blocks, char text[BLOCKS_CHECK_TEXT]);
