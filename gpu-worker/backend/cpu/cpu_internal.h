@@ -1,0 +1,58 @@
+/*
+ * cpu_internal.h - the cpu back end's state, shared by its operations.
+ *
+ * Owner      the engine's thread. Threads: the pool's, only inside one operation.
+ * Memory     every buffer an operation needs is made by open() or weight_new(), so that no operation can run out of it.
+ */
+#pragma once
+
+#include "gpu-worker/backend/backend.h"
+#include "gpu-worker/backend/cpu/cpu_kernels.h"
+#include "gpu-worker/backend/cpu/cpu_packed.h"
+
+#define CPU_CHUNK_TOKENS  256u /* a larger batch is worked through in pieces of this many tokens */
+#define CPU_ROPE_ANGLES   (KERNELS_MAX_HEAD_DIM / 2)
+#define CPU_WORTH_SHARING (1u << 16) /* numbers below which an element-wise operation stays in the calling thread */
+
+struct weight {
+    struct tensor tensor;     /* of the mapped file; embed() reads it */
+    struct cpu_packed packed; /* data NULL: a float matrix, read at float_data */
+    enum tensor_type float_type;
+    const void *float_data;
+    float *vector; /* a vector's f32 values, owned; float_data points to them */
+};
+
+/* cos and sin of a rotary embedding at some positions: made once per step, used by every layer. */
+struct cpu_rope_cache {
+    uint32_t n_tokens, n_angles;
+    float magnitude;
+    float frequencies[CPU_ROPE_ANGLES];
+    uint32_t positions[CPU_CHUNK_TOKENS];
+    float (*angles)[2]; /* [n_tokens][n_angles] {cos, sin} x magnitude */
+};
+
+struct backend {
+    const struct kernels *kernels;
+    const struct cpu_kernels *ops;
+    struct pool *pool;
+    struct cpu_activation *activations; /* [CPU_CHUNK_TOKENS][activation_blocks] */
+    uint32_t activation_blocks;
+    struct cpu_rope_cache rope;
+    char description[64];
+};
+
+/* The operations, one file each group. Arguments as in backend.h. */
+void cpu_matmul(struct backend *backend, const struct weight *const *weights, uint32_t n_weights, const float *x,
+                uint32_t n_tokens, float *const *y);
+void cpu_attend(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim,
+                float scale);
+void cpu_rows_embed(struct backend *backend, const struct weight *weight, const uint32_t *ids, uint32_t n_tokens,
+                    float *out);
+void cpu_rows_rms_norm(struct backend *backend, const float *x, uint32_t n_tokens, uint32_t n,
+                       const struct weight *weight, float eps, float *out);
+void cpu_rows_rope(struct backend *backend, float *x, uint32_t n_tokens, uint32_t n_heads, uint32_t head_dim,
+                   const uint32_t *positions, const struct backend_rope *rope);
+void cpu_rows_swiglu(struct backend *backend, float *gate, const float *up, uint32_t n_tokens, uint32_t n);
+void cpu_rows_add(struct backend *backend, float *x, const float *y, size_t n);
+void cpu_rows_encode(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
+                     uint32_t head_dim, uint16_t *rows);
