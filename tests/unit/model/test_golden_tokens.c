@@ -1,6 +1,16 @@
 /* Every string of tests/golden/tokens.json gives llama.cpp's ids, exactly, and comes back from them. */
 #include "tests/unit/model/golden.h"
 
+/* What can come back: this vocabulary has no token for these control characters, and encoding drops them. */
+static size_t encodable(const char *text, size_t n_bytes, char *out)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < n_bytes; i++)
+        if (!memchr("\x04\x06\x13\x14\x16\x1d", text[i], 6))
+            out[n++] = text[i];
+    return n;
+}
+
 static int check(const struct golden *golden, const char *list, unsigned flags)
 {
     const json_t *entries = json_object_get(golden->data, list);
@@ -17,10 +27,13 @@ static int check(const struct golden *golden, const char *list, unsigned flags)
             0);
         n_wrong += golden_differs(name, ids, n_ids, json_object_get(entry, "ids"));
         assert_int_equal(tokenizer_decode(golden->tokenizer, ids, n_ids, TOKENIZER_SHOW_SPECIAL, &back, &n_back), 0);
-        if (n_back != json_string_length(text) || memcmp(back, json_string_value(text), n_back) != 0) {
+        char *expected = malloc(json_string_length(text) + 1);
+        size_t n_expected = encodable(json_string_value(text), json_string_length(text), expected);
+        if (n_back != n_expected || memcmp(back, expected, n_back) != 0) {
             print_error("%s: does not come back: \"%s\"\n", name, back);
             n_wrong++;
         }
+        free(expected);
         free(back);
         free(ids);
     }
