@@ -1,0 +1,596 @@
+#include "gpu-worker/engine_private.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+/* ---- queues ---- */
+
+static void push(struct command_queue *queue, struct engine_command *command)
+{
+    command->next = NULL;
+    if (queue->last == NULL)
+        queue->first = command;
+    else
+        queue->last->next = command;
+    queue->last = command;
+}
+
+static struct engine_command *pop(struct engine *engine, struct command_queue *queue)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct engine_command *command = queue->first;
+    if (command != NULL) {
+        queue->first = command->next;
+        if (queue->first == NULL)
+            queue->last = NULL;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return command;
+}
+
+static void ring(int fd)
+{
+    uint64_t one = 1;
+    if (write(fd, &one, sizeof(one)) < 0)
+        return; /* full: it is readable already */
+}
+
+static void command_free(struct engine_command *command)
+{
+    if (command->kind == ENGINE_STORE_UP && command->fd >= 0)
+        close(command->fd);
+    run_request_free(command->request);
+    free(command);
+}
+
+void engine_command(struct engine *engine, struct engine_command *command)
+{
+    pthread_mutex_lock(&engine->lock);
+    push(command->kind < ENGINE_RUN ? &engine->control : &engine->work, command);
+    pthread_mutex_unlock(&engine->lock);
+    ring(engine->wake_fd);
+}
+
+struct engine_event *engine_event_free(struct engine_event *event)
+{
+    if (event == NULL)
+        return NULL;
+    if (event->fd >= 0)
+        close(event->fd);
+    run_logprobs_fini(&event->logprobs);
+    free(event->text);
+    free(event);
+    return NULL;
+}
+
+struct engine_event *engine_event(struct engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    struct engine_event *event = engine->first_event;
+    if (event != NULL) {
+        engine->first_event = event->next;
+        if (engine->first_event == NULL)
+            engine->last_event = NULL;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return event;
+}
+
+struct engine_event *engine_new_event(struct engine *engine, enum engine_event_kind kind, const struct run *run)
+{
+    struct engine_event *event = calloc(1, sizeof(*event));
+    if (event == NULL)
+        return NULL;
+    event->kind = kind;
+    event->epoch = engine->epoch;
+    event->work = run == NULL ? 0 : run->request->work;
+    event->fd = -1;
+    return event;
+}
+
+void engine_tell(struct engine *engine, struct engine_event *event)
+{
+    if (event == NULL)
+        return;
+    pthread_mutex_lock(&engine->lock);
+    event->next = NULL;
+    if (engine->last_event == NULL)
+        engine->first_event = event;
+    else
+        engine->last_event->next = event;
+    engine->last_event = event;
+    pthread_mutex_unlock(&engine->lock);
+    ring(engine->event_fd);
+}
+
+static void warn(struct engine *engine, const char *what, uint32_t store, int error)
+{
+    struct engine_event *event = engine_new_event(engine, ENGINE_WARNING, NULL);
+    char text[160];
+    snprintf(text, sizeof(text), "store %u: %s: %s", store, what, strerror(-error));
+    if (event != NULL)
+        event->text = strdup(text);
+    engine_tell(engine, event);
+}
+
+/* ---- sessions and runs ---- */
+
+static struct session *find_session(struct engine *engine, uint64_t id)
+{
+    struct session *session = engine->sessions;
+    while (session != NULL && session->id != id)
+        session = session->next;
+    return session;
+}
+
+static void forget_session(struct engine *engine, uint64_t id)
+{
+    for (struct session **at = &engine->sessions; *at != NULL; at = &(*at)->next)
+        if ((*at)->id == id) {
+            struct session *session = *at;
+            *at = session->next;
+            session_free(session);
+            return;
+        }
+}
+
+static int open_session(struct engine *engine, struct run *run)
+{
+    run->session = find_session(engine, run->request->session);
+    if (run->session != NULL)
+        return 0;
+    int r = session_new(run->request->session, &engine->stores.shape, run->policy->codec, engine->network->ops,
+                        engine->network->backend, &run->session);
+    if (r < 0)
+        return r;
+    run->session->next = engine->sessions;
+    engine->sessions = run->session;
+    return 0;
+}
+
+static void remove_run(struct engine *engine, struct run *run)
+{
+    for (struct run **at = &engine->runs; *at != NULL; at = &(*at)->next)
+        if (*at == run) {
+            *at = run->next;
+            break;
+        }
+    run_free(run);
+}
+
+/* The device memory of a run whose step did not come to its end cannot be trusted. */
+static void distrust(struct run *run)
+{
+    if (run->session != NULL && session_reset(run->session, run->policy->codec) < 0)
+        run->session->n_rows = UINT32_MAX; /* rebuilt, or refused, by the next run */
+}
+
+static void drop_runs(struct engine *engine)
+{
+    while (engine->runs != NULL) {
+        distrust(engine->runs);
+        remove_run(engine, engine->runs);
+    }
+}
+
+static void fail_run(struct engine *engine, struct run *run)
+{
+    struct engine_event *event = engine_new_event(engine, ENGINE_FAILED, run);
+    if (event != NULL) {
+        event->error = run->error;
+        event->text = strdup(run->sentence);
+    }
+    engine_tell(engine, event);
+    distrust(run);
+    remove_run(engine, run);
+}
+
+static void start_run(struct engine *engine, struct run_request *request)
+{
+    char sentence[160] = "out of memory";
+    uint64_t work = request->work;
+    struct run *run = NULL;
+    int r = run_new(request, engine->tokenizer, &run, sentence, sizeof(sentence));
+    if (r < 0) {
+        struct engine_event *event = engine_new_event(engine, ENGINE_FAILED, NULL);
+        if (event != NULL) {
+            event->work = work;
+            event->error = r;
+            event->text = strdup(sentence);
+        }
+        engine_tell(engine, event);
+        return;
+    }
+    run->started_us = clock_now_us();
+    struct run **at = &engine->runs;
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = run;
+    for (struct run *other = engine->runs; other != run; other = other->next)
+        if (other->request->session == run->request->session)
+            run_fail(run, -EBUSY, "the session runs another request");
+    if (open_session(engine, run) < 0)
+        run_fail(run, -ENOMEM, "no memory on the device for another session");
+}
+
+/* ---- commands ---- */
+
+static int control_command(struct engine *engine, struct engine_command *command)
+{
+    int exchange_fd, r;
+    switch (command->kind) {
+    case ENGINE_COORDINATOR_UP:
+        engine->epoch = command->epoch;
+        r = link_open(&engine->link, command->route, command->endpoint);
+        if (r < 0)
+            warn(engine, "data socket", 0, r);
+        return 0;
+    case ENGINE_COORDINATOR_DOWN:
+        link_close(&engine->link);
+        stores_all_down(&engine->stores);
+        return -ECONNRESET;
+    case ENGINE_STORE_UP:
+        r = stores_up(&engine->stores, command->store, command->incarnation, command->route, command->fd, &exchange_fd);
+        if (r < 0) {
+            warn(engine, "its segment cannot be used", command->store, r);
+            return 0;
+        }
+        struct engine_event *event = engine_new_event(engine, ENGINE_EXCHANGE, NULL);
+        if (event == NULL) {
+            close(exchange_fd);
+            return 0;
+        }
+        event->store = command->store;
+        event->incarnation = command->incarnation;
+        event->fd = exchange_fd;
+        engine_tell(engine, event);
+        return 0;
+    case ENGINE_STORE_READY:
+        stores_ready(&engine->stores, command->store, command->incarnation);
+        return 0;
+    case ENGINE_STORE_DOWN:
+        stores_down(&engine->stores, command->store, command->incarnation);
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+static int control(void *context)
+{
+    struct engine *engine = context;
+    struct engine_command *command;
+    int result = 0;
+    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    while ((command = pop(engine, &engine->control)) != NULL) {
+        int r = control_command(engine, command);
+        if (r < 0)
+            result = r;
+        command_free(command);
+    }
+    return result;
+}
+
+static void work(struct engine *engine)
+{
+    struct engine_command *command;
+    while ((command = pop(engine, &engine->work)) != NULL) {
+        switch (command->kind) {
+        case ENGINE_RUN:
+            if (command->epoch == engine->epoch) {
+                start_run(engine, command->request);
+                command->request = NULL;
+            }
+            break;
+        case ENGINE_STOP:
+            for (struct run *run = engine->runs; run != NULL; run = run->next)
+                if (run->request->work == command->work)
+                    run_fail(run, -ECANCELED, "cancelled");
+            break;
+        case ENGINE_FORGET:
+            for (struct run *run = engine->runs, *next; run != NULL; run = next) {
+                next = run->next;
+                if (run->request->session == command->session)
+                    fail_run(engine, run);
+            }
+            forget_session(engine, command->session);
+            break;
+        case ENGINE_QUIT:
+            engine->quit = true;
+            break;
+        default:
+            break;
+        }
+        command_free(command);
+    }
+}
+
+/* ---- steps ---- */
+
+static bool wants_logits(const struct run *run, uint32_t position)
+{
+    if (run->request->score)
+        return position + 1 >= run->request->score_from + run->request->resume_from && position + 1 < run->goal;
+    return run->request->max_tokens > 0 && position + 1 == run->n_known;
+}
+
+/* Adds what a run can do in this step; prefill takes from the budget. */
+static void add_to_step(struct engine *engine, struct run *run, uint32_t *budget)
+{
+    struct step *step = engine->step;
+    if (run->end != RUN_END_NONE) {
+        step_add_commit(step, run);
+        return;
+    }
+    uint32_t prefill_end = run->first_decode < run->goal ? run->first_decode : run->goal;
+    if (run->position < prefill_end) {
+        for (uint32_t p = run->position; p<prefill_end && * budget> 0; p++, (*budget)--)
+            if (!step_add_row(step, run, p, false, wants_logits(run, p)))
+                return;
+        return;
+    }
+    if (engine_add_keys(engine, run, run->position) < 0) {
+        run_fail(run, -ESTALE, "a block of the session is not in its store any more");
+        return;
+    }
+    step_add_row(step, run, run->position, true, wants_logits(run, run->position));
+}
+
+static void on_journaled(void *context)
+{
+    struct engine *engine = context;
+    struct step *step = engine->step;
+    for (uint32_t i = 0; i < step->n_rows; i++) {
+        struct run *run = step->rows[i].run;
+        if (run->error == 0 && run->has_pending && step->rows[i].position + 1 == run->n_known)
+            engine_tell_pending(engine, run);
+    }
+    for (uint32_t i = 0; i < step->n_commits; i++)
+        if (step->commits[i]->error == 0)
+            engine_tell_pending(engine, step->commits[i]);
+    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+}
+
+static void take_row(struct engine *engine, uint32_t i, uint64_t step_us)
+{
+    struct step *step = engine->step;
+    const struct step_row *row = &step->rows[i];
+    struct run *run = row->run;
+    bool is_last = i + 1 == step->n_rows || step->rows[i + 1].run != run;
+    if (run->error != 0)
+        return;
+    run->position = row->position + 1;
+    run->session->n_rows = run->position;
+    if (row->is_decode)
+        run->n_decode++;
+    else
+        run->n_prefill++;
+    if (is_last && row->is_decode) {
+        run->decode_us += step_us;
+        run->store_wait_us += step->wait_us;
+    } else if (is_last) {
+        run->prefill_us += step_us;
+        struct engine_event *event = engine_new_event(engine, ENGINE_PROGRESS, run);
+        if (event != NULL) {
+            event->n_done = run->position;
+            event->n_total = run->first_decode < run->goal ? run->first_decode : run->goal;
+        }
+        engine_tell(engine, event);
+    }
+    if (row->wants_logits)
+        engine_take_logits(engine, run, row->position, step_logits(step, i));
+}
+
+/* One batch over all runs. -ECONNRESET: the coordinator is lost. */
+static int run_step(struct engine *engine)
+{
+    struct step *step = engine->step;
+    uint32_t budget = engine->options.prefill_chunk;
+    step_clear(step);
+    for (struct run *run = engine->runs; run != NULL; run = run->next)
+        if (run->is_prepared && run->error == 0)
+            add_to_step(engine, run, &budget);
+    if (step->n_rows == 0 && step->n_commits == 0)
+        return 0;
+    uint64_t start = clock_now_us();
+    int r = step_run(step, on_journaled, engine);
+    if (r == -ECONNRESET)
+        return r;
+    uint64_t step_us = clock_now_us() - start;
+    for (uint32_t i = 0; i < step->n_rows; i++) {
+        if (r < 0)
+            run_fail(step->rows[i].run, r, "%s",
+                     r == -ETIMEDOUT ? "a value-store did not come back in time" : strerror(-r));
+        take_row(engine, i, step_us);
+    }
+    for (uint32_t i = 0; i < step->n_commits && r < 0; i++)
+        run_fail(step->commits[i], r, "the last token could not be committed: %s", strerror(-r));
+    for (uint32_t i = 0; i < step->n_commits; i++)
+        if (step->commits[i]->error == 0)
+            step->commits[i]->is_finished = true;
+    atomic_fetch_add_explicit(&engine->n_tokens, step->n_rows, memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    return 0;
+}
+
+/* Ends what has ended and prepares what is new. Returns whether a step can do something; -ECONNRESET. */
+static int attend_to_runs(struct engine *engine)
+{
+    int can_step = 0;
+    for (struct run *run = engine->runs, *next; run != NULL; run = next) {
+        next = run->next;
+        if (run->error == 0 && !run->is_prepared) {
+            int r = engine_prepare(engine, run);
+            if (r == -ECONNRESET)
+                return r;
+            if (r == 0)
+                run->is_prepared = true;
+            else if (r == -EAGAIN && clock_now_us() - run->started_us > engine->options.recovery_timeout_us)
+                run_fail(run, -ETIMEDOUT, "a value-store of the session is not there");
+        }
+        if (run->error != 0)
+            fail_run(engine, run);
+        else if (run->is_prepared && engine_is_finished(run)) {
+            engine_finish(engine, run);
+            remove_run(engine, run);
+        } else if (run->is_prepared)
+            can_step = 1;
+    }
+    return can_step;
+}
+
+static void *engine_main(void *context)
+{
+    struct engine *engine = context;
+    enum { WAIT_FOR_STORE_US = 20000 };
+    if (engine->options.thread_setup != NULL)
+        engine->options.thread_setup(engine->options.thread_context);
+    kernels_thread_setup();
+    while (!engine->quit) {
+        int r = control(engine);
+        if (r == 0) {
+            work(engine);
+            r = attend_to_runs(engine);
+        }
+        if (r > 0) {
+            atomic_store_explicit(&engine->phase, "step", memory_order_relaxed);
+            r = run_step(engine);
+        } else if (r == 0) {
+            struct descriptor late; /* an answer nobody waits for any more: its slot shows it */
+            bool waits = engine->runs != NULL;
+            atomic_store_explicit(&engine->busy, waits, memory_order_relaxed);
+            atomic_store_explicit(&engine->phase, waits ? "waiting for a store" : "idle", memory_order_relaxed);
+            pthread_mutex_lock(&engine->lock);
+            bool queued = engine->work.first != NULL || engine->control.first != NULL;
+            pthread_mutex_unlock(&engine->lock);
+            if (!queued)
+                r = link_wait(&engine->link, waits ? clock_deadline_us(WAIT_FOR_STORE_US) : CLOCK_NEVER, &late);
+            atomic_store_explicit(&engine->busy, true, memory_order_relaxed);
+        }
+        if (r == -ECONNRESET)
+            drop_runs(engine);
+    }
+    drop_runs(engine);
+    link_close(&engine->link);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+int engine_new(const struct engine_options *options, struct network *network, const struct kernels *kernels,
+               struct pool *pool, const struct tokenizer *tokenizer, struct socket_context *sockets,
+               struct engine **ret_engine)
+{
+    struct engine *engine = calloc(1, sizeof(*engine));
+    if (engine == NULL)
+        return -ENOMEM;
+    const struct model_shape *shape = &network->shape;
+    struct row_shape rows = {.n_layers = shape->n_layers,
+                             .n_kv_heads = shape->n_kv_heads,
+                             .head_dim = shape->head_dim,
+                             .codec = ROW_CODEC_F16};
+    struct step_limits limits = {.max_rows = options->prefill_chunk + options->max_batch,
+                                 .max_decode = options->max_batch,
+                                 .n_ctx = options->n_ctx};
+    engine->options = *options;
+    engine->network = network;
+    engine->kernels = kernels;
+    engine->tokenizer = tokenizer;
+    stores_init(&engine->stores, &rows, options->incarnation, step_request_bytes(&rows, shape->n_heads, &limits),
+                step_reply_bytes(&rows, shape->n_heads, &limits));
+    pthread_mutex_init(&engine->lock, NULL);
+    atomic_store(&engine->phase, "idle");
+    engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->link = (struct link){
+        .context = sockets,
+        .worker = options->incarnation,
+        .next_request = 1,
+        .wake_fd = engine->wake_fd,
+        .request_timeout_us = options->request_timeout_us,
+        .recovery_timeout_us = options->recovery_timeout_us,
+        .control = control,
+        .engine = engine,
+    };
+    engine->fetch_rows = malloc((size_t)rows.n_layers * rows.n_kv_heads * layout_head_rows_bytes(&rows));
+    engine->candidates = calloc(shape->n_vocab, sizeof(*engine->candidates));
+    int r = engine->wake_fd < 0 || engine->event_fd < 0 ? -EMFILE : 0;
+    if (r == 0 && (engine->fetch_rows == NULL || engine->candidates == NULL))
+        r = -ENOMEM;
+    if (r == 0)
+        r = step_new(network, kernels, &engine->stores, &engine->link, pool, options->transport, &limits,
+                     &engine->step);
+    if (r == 0)
+        r = -pthread_create(&engine->thread, NULL, engine_main, engine);
+    if (r < 0) {
+        engine_free(engine);
+        return r;
+    }
+    engine->thread_started = true;
+    *ret_engine = engine;
+    return 0;
+}
+
+struct engine *engine_free(struct engine *engine)
+{
+    if (engine == NULL)
+        return NULL;
+    if (engine->thread_started) {
+        struct engine_command *quit = calloc(1, sizeof(*quit));
+        if (quit != NULL) {
+            quit->kind = ENGINE_QUIT;
+            engine_command(engine, quit);
+            pthread_join(engine->thread, NULL);
+        }
+    }
+    struct engine_command *command;
+    while ((command = pop(engine, &engine->control)) != NULL || (command = pop(engine, &engine->work)) != NULL)
+        command_free(command);
+    struct engine_event *event;
+    while ((event = engine_event(engine)) != NULL)
+        engine_event_free(event);
+    while (engine->sessions != NULL)
+        forget_session(engine, engine->sessions->id);
+    step_free(engine->step);
+    stores_fini(&engine->stores);
+    if (engine->wake_fd >= 0)
+        close(engine->wake_fd);
+    if (engine->event_fd >= 0)
+        close(engine->event_fd);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine->fetch_rows);
+    free(engine->candidates);
+    free(engine);
+    return NULL;
+}
+
+int engine_event_fd(const struct engine *engine)
+{
+    return engine->event_fd;
+}
+
+uint64_t engine_progress(const struct engine *engine)
+{
+    return atomic_load_explicit(&engine->progress, memory_order_relaxed);
+}
+
+bool engine_busy(const struct engine *engine)
+{
+    return atomic_load_explicit(&engine->busy, memory_order_relaxed);
+}
+
+uint64_t engine_n_tokens(const struct engine *engine)
+{
+    return atomic_load_explicit(&engine->n_tokens, memory_order_relaxed);
+}
+
+const char *engine_phase(const struct engine *engine)
+{
+    return atomic_load_explicit(&engine->phase, memory_order_relaxed);
+}

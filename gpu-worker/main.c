@@ -1,0 +1,291 @@
+/* main.c - hc-gpu-worker: a model on a device, asked for tokens by the coordinator. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/options.h"
+#include "common/pool.h"
+#include "common/random.h"
+#include "common/signals.h"
+#include "common/topology.h"
+#include "gpu-worker/server.h"
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+static const char *const isa_names[] = {"auto", "plain", "avx2", "avx512", NULL};
+static const char *const transport_names[] = {"routed", "direct", NULL};
+
+static const struct option_spec specs[] = {
+    {.name = "model", .kind = OPTION_STRING, .help = "model file (GGUF)", .metavar = "FILE"},
+    {.name = "runtime-dir", .kind = OPTION_STRING, .help = "directory of the sockets", .metavar = "DIR"},
+    {.name = "index",
+     .kind = OPTION_U32,
+     .default_text = "0",
+     .help = "number of this worker on its host",
+     .maximum = 255},
+    {.name = "incarnation", .kind = OPTION_STRING, .help = "given by a supervisor: names this life", .metavar = "HEX"},
+    {.name = "backend",
+     .kind = OPTION_STRING,
+     .default_text = "cpu",
+     .help = "cpu, or reference (plain loops, slow)",
+     .metavar = "NAME"},
+    {.name = "isa",
+     .kind = OPTION_CHOICE,
+     .default_text = "auto",
+     .help = "instruction set of the CPU kernels",
+     .choices = isa_names},
+    {.name = "transport",
+     .kind = OPTION_CHOICE,
+     .default_text = "routed",
+     .help = "how aggregates reach the stores; direct computes them here, as an oracle",
+     .choices = transport_names},
+    {.name = "threads",
+     .kind = OPTION_U32,
+     .default_text = "0",
+     .help = "threads of the back end; 0: one per allowed cpu",
+     .maximum = 1024},
+    {.name = "n-ctx",
+     .kind = OPTION_U32,
+     .default_text = "0",
+     .help = "longest session in tokens; 0: what the model was trained for",
+     .maximum = 16777216},
+    {.name = "prefill-chunk",
+     .kind = OPTION_U32,
+     .default_text = "256",
+     .help = "prompt tokens of one step",
+     .minimum = 1,
+     .maximum = 65536},
+    {.name = "max-batch",
+     .kind = OPTION_U32,
+     .default_text = "16",
+     .help = "sessions that decode in one step",
+     .minimum = 1,
+     .maximum = 1024},
+    {.name = "request-timeout",
+     .kind = OPTION_DURATION,
+     .default_text = "10s",
+     .help = "a store's answer is asked for again after this",
+     .minimum = 10,
+     .maximum = 3600000},
+    {.name = "recovery-timeout",
+     .kind = OPTION_DURATION,
+     .default_text = "120s",
+     .help = "a store that does not come back fails its requests after this",
+     .minimum = 100,
+     .maximum = 86400000},
+    {.name = "reconnect-timeout",
+     .kind = OPTION_DURATION,
+     .default_text = "60s",
+     .help = "ends when there is no coordinator for this long",
+     .minimum = 100,
+     .maximum = 86400000},
+    {.name = "log-level",
+     .kind = OPTION_CHOICE,
+     .default_text = "info",
+     .help = "how much is logged",
+     .choices = log_level_names},
+};
+
+struct app {
+    struct model *model;
+    struct tokenizer *tokenizer;
+    struct chat *chat;
+    struct pool *pool;
+    struct backend *backend;
+    const struct backend_ops *ops;
+    struct network *network;
+    struct socket_context *sockets;
+    struct engine *engine;
+    int signal_fd;
+};
+
+static void setup_thread(void *context, uint32_t thread)
+{
+    (void)context;
+    (void)thread;
+    kernels_thread_setup();
+}
+
+static void show_progress(void *context, uint32_t n_done, uint32_t n_total)
+{
+    (void)context;
+    if (n_done == n_total || n_done % (n_total / 4 + 1) == 0)
+        LOG_INFO("loading weights: layer %u of %u", n_done, n_total);
+}
+
+static int fail(const char *what, const char *why)
+{
+    LOG_ERROR("%s: %s", what, why);
+    return -EINVAL;
+}
+
+static int open_model(struct app *app, const char *path, char *chat_error, size_t chat_error_size)
+{
+    char error[512] = "";
+    if (path == NULL)
+        return fail("--model", "no model file was given");
+    if (model_open(path, &app->model, error, sizeof(error)) < 0 ||
+        tokenizer_new(app->model->gguf, &app->tokenizer, error, sizeof(error)) < 0)
+        return fail(path, error);
+    if (tokenizer_n_vocab(app->tokenizer) > app->model->shape.n_vocab)
+        return fail(path, "more tokens in the vocabulary than rows in the embedding");
+    if (app->model->shape.n_heads / app->model->shape.n_kv_heads > KERNELS_MAX_HEAD_DIM)
+        return fail(path, "more than 256 query heads per KV head");
+    int r = chat_new(app->model->gguf, app->tokenizer, &app->chat, chat_error, chat_error_size);
+    if (r < 0)
+        LOG_WARNING("chat is not possible with this model: %s", chat_error);
+    return 0;
+}
+
+static int load(struct app *app, const struct options *options, const struct kernels *kernels)
+{
+    char error[512] = "";
+    struct topology *topology;
+    uint32_t n_threads = options_u32(options, "threads");
+    if (n_threads == 0) {
+        int r = topology_load(&topology);
+        n_threads = r == 0 ? topology_n_allowed_cpus(topology) : 1;
+        if (r == 0)
+            topology_free(topology);
+    }
+    int r = pool_new(n_threads, setup_thread, NULL, &app->pool);
+    if (r < 0)
+        return fail("threads", strerror(-r));
+    app->ops = backend_find(options_string(options, "backend"));
+    if (app->ops == NULL)
+        return fail("--backend", "this build has the back ends 'cpu' and 'reference'");
+    struct backend_options backend_options = {.isa = kernels->isa, .pool = app->pool};
+    r = app->ops->open(&backend_options, &app->backend, error, sizeof(error));
+    if (r < 0)
+        return fail("back end", error);
+    r = network_load(app->ops, app->backend, app->model, show_progress, NULL, &app->network, error, sizeof(error));
+    return r < 0 ? fail("weights", error[0] != '\0' ? error : strerror(-r)) : 0;
+}
+
+static int start(struct app *app, const struct options *options, struct server_options *server,
+                 const struct kernels *kernels)
+{
+    uint32_t n_ctx = options_u32(options, "n-ctx");
+    const struct model_shape *shape = &app->model->shape;
+    struct engine_options engine = {
+        .incarnation = server->incarnation,
+        .transport = options_choice(options, "transport") == 0 ? TRANSPORT_ROUTED : TRANSPORT_DIRECT,
+        .n_ctx = n_ctx != 0 ? n_ctx : shape->n_ctx_train,
+        .prefill_chunk = options_u32(options, "prefill-chunk"),
+        .max_batch = options_u32(options, "max-batch"),
+        .request_timeout_us = options_duration_ms(options, "request-timeout") * 1000,
+        .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000,
+    };
+    struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, ROW_CODEC_F16};
+    server->n_ctx = engine.n_ctx;
+    server->weight_bytes = app->network->weight_bytes;
+    server->device_bytes_per_token = key_cache_bytes_per_token(&key_codec_f16, &rows);
+    int r = socket_context_new(&app->sockets);
+    if (r == 0)
+        r = engine_new(&engine, app->network, kernels, app->pool, app->tokenizer, app->sockets, &app->engine);
+    if (r < 0)
+        return fail("engine", strerror(-r));
+    snprintf(server->achieved, sizeof(server->achieved),
+             "%s, transport %s, weights %.1f MiB, old token %" PRIu64 " B on the device, %" PRIu64
+             " B in stores, not bound",
+             app->ops->describe(app->backend), transport_names[engine.transport],
+             (double)app->network->weight_bytes / 1048576, server->device_bytes_per_token,
+             rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows));
+    LOG_INFO("%s: %u layers, %u query heads, %u KV heads, head_dim %u, context %u; %s", app->model->name,
+             shape->n_layers, shape->n_heads, shape->n_kv_heads, shape->head_dim, engine.n_ctx, server->achieved);
+    return 0;
+}
+
+static void stop(struct app *app)
+{
+    engine_free(app->engine);
+    socket_context_free(app->sockets);
+    network_free(app->network);
+    if (app->backend != NULL)
+        app->ops->close(app->backend);
+    pool_free(app->pool);
+    chat_free(app->chat);
+    tokenizer_free(app->tokenizer);
+    model_close(app->model);
+    signals_close(app->signal_fd);
+}
+
+static int serve(struct app *app, const struct server_options *server, const char *chat_error)
+{
+    int r = server_run(server, app->engine, app->sockets, app->model, app->tokenizer, app->chat, chat_error,
+                       app->signal_fd);
+    return r == 0 ? EXIT_OK : r == -EPERM ? EXIT_USAGE : EXIT_FAILED;
+}
+
+static int run(const struct options *options)
+{
+    struct app app = {.signal_fd = -1};
+    char directory[OPTIONS_PATH_SIZE], error[OPTIONS_ERROR_SIZE], chat_error[256] = "";
+    struct server_options server = {
+        .runtime_dir = directory,
+        .index = options_u32(options, "index"),
+        .incarnation = random_u64(),
+        .reconnect_timeout_us = options_duration_ms(options, "reconnect-timeout") * 1000,
+    };
+    const char *incarnation = options_string(options, "incarnation");
+    if (incarnation != NULL)
+        server.incarnation = strtoull(incarnation, NULL, 16);
+    if (server.incarnation == 0) {
+        LOG_ERROR("--incarnation: '%s' is not a hexadecimal number", incarnation);
+        return EXIT_USAGE;
+    }
+    if (options_runtime_dir(options_string(options, "runtime-dir"), directory, error) < 0) {
+        LOG_ERROR("%s", error);
+        return EXIT_USAGE;
+    }
+    const char *isa_name = isa_names[options_choice(options, "isa")];
+    enum kernels_isa isa;
+    const struct kernels *kernels = kernels_isa_parse(isa_name, &isa) == 0 ? kernels_get(isa) : NULL;
+    if (kernels == NULL) {
+        LOG_ERROR("--isa %s: this CPU does not have it", isa_name);
+        return EXIT_USAGE;
+    }
+    int status = EXIT_USAGE;
+    if (signals_open(false, &app.signal_fd) < 0)
+        status = EXIT_FAILED;
+    else if (open_model(&app, options_string(options, "model"), chat_error, sizeof(chat_error)) == 0 &&
+             load(&app, options, kernels) == 0 && start(&app, options, &server, kernels) == 0)
+        status = serve(&app, &server, chat_error);
+    stop(&app);
+    return status;
+}
+
+int main(int argc, char *argv[])
+{
+    const struct options_table table = {
+        .program = "hc-gpu-worker",
+        .summary = "Owns a device: weights, quantized keys, scoring, selection, sampling.",
+        .specs = specs,
+        .n_specs = sizeof(specs) / sizeof(specs[0]),
+    };
+    struct options *options;
+    char error[OPTIONS_ERROR_SIZE];
+    if (options_parse(&table, argc, argv, &options, error) < 0) {
+        fprintf(stderr, "%s\n", error);
+        return EXIT_USAGE;
+    }
+    int status = EXIT_OK;
+    if (options_help_wanted(options)) {
+        char *help = options_help(&table, options);
+        fputs(help == NULL ? "" : help, stdout);
+        free(help);
+    } else if (options_version_wanted(options)) {
+        printf("hc-gpu-worker %s\n", HCATTN_VERSION);
+    } else {
+        char id[16];
+        snprintf(id, sizeof(id), "%u", options_u32(options, "index"));
+        log_open("hc-gpu-worker", (enum log_level)options_choice(options, "log-level"));
+        log_set_id(id);
+        status = run(options);
+    }
+    options_free(options);
+    return status;
+}

@@ -1,0 +1,142 @@
+#include "gpu-worker/sampler.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+/* SplitMix64's finalizer (Steele, Lea, Flood 2014). */
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+double sampler_uniform(uint64_t seed, uint64_t position)
+{
+    uint64_t bits = mix(mix(seed + 0x9e3779b97f4a7c15u) + (position + 1) * 0x9e3779b97f4a7c15u);
+    return (double)(bits >> 11) * 0x1p-53;
+}
+
+double sampler_log_sum_exp(const float *logits, uint32_t n_vocab)
+{
+    double max = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < n_vocab; i++)
+        max = fmax(max, (double)logits[i]);
+    if (isinf(max))
+        return max;
+    for (uint32_t i = 0; i < n_vocab; i++)
+        sum += exp((double)logits[i] - max);
+    return max + log(sum);
+}
+
+static bool is_before(const struct sampler_candidate *a, const struct sampler_candidate *b)
+{
+    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
+}
+
+uint32_t sampler_top(const float *logits, uint32_t n_vocab, uint32_t n, struct sampler_candidate *ret_top)
+{
+    uint32_t n_top = 0;
+    for (uint32_t id = 0; id < n_vocab && n > 0; id++) {
+        struct sampler_candidate candidate = {.logit = logits[id], .id = id};
+        if (n_top == n && !is_before(&candidate, &ret_top[n - 1]))
+            continue;
+        uint32_t at = n_top < n ? n_top++ : n - 1;
+        for (; at > 0 && is_before(&candidate, &ret_top[at - 1]); at--)
+            ret_top[at] = ret_top[at - 1];
+        ret_top[at] = candidate;
+    }
+    return n_top;
+}
+
+static int compare_candidates(const void *a, const void *b)
+{
+    return is_before(a, b) ? -1 : 1; /* ids differ: never equal */
+}
+
+static void apply_penalties(const struct sampling *sampling, const uint32_t *ids, uint32_t position, float *logits,
+                            uint32_t n_vocab)
+{
+    bool repeat = sampling->repeat_penalty > 0 && sampling->repeat_penalty != 1;
+    if (!repeat && sampling->presence_penalty == 0 && sampling->frequency_penalty == 0)
+        return;
+    uint32_t first = position > sampling->penalty_window ? position - sampling->penalty_window : 0;
+    for (uint32_t i = first; i < position; i++) {
+        uint32_t id = ids[i];
+        if (id >= n_vocab)
+            continue;
+        bool seen = false;
+        for (uint32_t k = first; k < i && !seen; k++)
+            seen = ids[k] == id;
+        if (seen)
+            continue;
+        uint32_t n = 0;
+        for (uint32_t k = i; k < position; k++)
+            n += ids[k] == id;
+        if (repeat)
+            logits[id] = logits[id] > 0 ? logits[id] / sampling->repeat_penalty : logits[id] * sampling->repeat_penalty;
+        logits[id] -= sampling->presence_penalty + sampling->frequency_penalty * (float)n;
+    }
+}
+
+static uint32_t draw(const struct sampling *sampling, uint32_t position, const struct sampler_candidate *candidates,
+                     uint32_t n)
+{
+    double temperature = (double)sampling->temperature, max = (double)candidates[0].logit, total = 0;
+    for (uint32_t i = 0; i < n; i++)
+        total += exp(((double)candidates[i].logit - max) / temperature);
+    if (sampling->top_p > 0 && sampling->top_p < 1) {
+        double kept = 0, goal = (double)sampling->top_p * total;
+        uint32_t n_kept = 0;
+        while (n_kept < n && kept < goal)
+            kept += exp(((double)candidates[n_kept++].logit - max) / temperature);
+        n = n_kept;
+        total = kept;
+    }
+    if (sampling->min_p > 0) { /* relative to the most likely one, whose weight is 1 */
+        uint32_t n_kept = 0;
+        double kept = 0;
+        for (; n_kept < n; n_kept++) {
+            double weight = exp(((double)candidates[n_kept].logit - max) / temperature);
+            if (weight < (double)sampling->min_p && n_kept > 0)
+                break;
+            kept += weight;
+        }
+        n = n_kept;
+        total = kept;
+    }
+    double goal = sampler_uniform(sampling->seed, position) * total, sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += exp(((double)candidates[i].logit - max) / temperature);
+        if (sum > goal)
+            return candidates[i].id;
+    }
+    return candidates[n - 1].id;
+}
+
+uint32_t sampler_choose(const struct sampling *sampling, const uint32_t *ids, uint32_t position, float *logits,
+                        uint32_t n_vocab, struct sampler_candidate *scratch)
+{
+    for (uint32_t i = 0; i < sampling->n_biases; i++)
+        if (sampling->biases[i].id < n_vocab)
+            logits[sampling->biases[i].id] += sampling->biases[i].bias;
+    apply_penalties(sampling, ids, position, logits, n_vocab);
+
+    struct sampler_candidate best;
+    sampler_top(logits, n_vocab, 1, &best);
+    if (sampling->temperature <= 0 || sampling->top_k == 1 || isinf(best.logit))
+        return best.id;
+    uint32_t n = 0;
+    for (uint32_t id = 0; id < n_vocab; id++)
+        if (logits[id] > -INFINITY) /* also leaves out NaN */
+            scratch[n++] = (struct sampler_candidate){.logit = logits[id], .id = id};
+    if (n == 0)
+        return best.id;
+    qsort(scratch, n, sizeof(*scratch), compare_candidates);
+    if (sampling->top_k > 0 && sampling->top_k < n)
+        n = sampling->top_k;
+    return draw(sampling, position, scratch, n);
+}
