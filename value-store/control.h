@@ -1,0 +1,43 @@
+/*
+ * control.h - the coordinator's orders: read, carried out, answered.
+ *
+ * Owner      the working thread. Messages and descriptors of peers stop here: further in there are blocks and errno.
+ * Trust      a message that cannot be read, or makes no sense here, is CONTROL_GARBAGE and nothing happens. Descriptors that
+ *            came with it and were not wanted are closed.
+ */
+#pragma once
+
+#include "value-store/exchanges.h"
+#include "value-store/link.h"
+#include "value-store/store.h"
+
+#include <sys/un.h>
+
+#define CONTROL_TEXT         640
+#define CONTROL_MAX_RESERVED 1024u /* blocks in one Reserve */
+
+struct control {
+    struct store *store;
+    struct exchanges *exchanges;
+    struct link *link;
+};
+
+enum control_kind {
+    CONTROL_DONE,    /* carried out, or refused with an answer */
+    CONTROL_WELCOME, /* registered: `text` is the path of the data socket */
+    CONTROL_REFUSED, /* not registered: `text` says why */
+    CONTROL_GARBAGE, /* `text` says what was wrong */
+};
+
+struct control_event {
+    enum control_kind kind;
+    bool is_warning;         /* of the line in `text` */
+    char text[CONTROL_TEXT]; /* CONTROL_DONE: a line for the log, or empty */
+};
+
+/* The first message of a connection; shows the segment when there is one. Errors of link_send(). */
+int control_hello(struct control *control, uint64_t data_route);
+
+/* One message and its descriptors, which are taken over. An error is link_send()'s: the answer could not be sent. */
+int control_handle(struct control *control, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
+                   struct control_event *ret_event);

@@ -1,0 +1,104 @@
+/* main.c - hc-value-store: the process that owns one NUMA node's rows. */
+#include "common/log.h"
+#include "common/options.h"
+#include "common/random.h"
+#include "common/signals.h"
+#include "value-store/server.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const isa_names[] = {"auto", "plain", "avx2", "avx512", NULL};
+static const char *const huge_names[] = {"try", "off", NULL};
+
+static const struct option_spec specs[] = {
+    {.name = "runtime-dir", .kind = OPTION_STRING, .metavar = "DIR", .help = "Directory of the sockets."},
+    {.name = "index", .kind = OPTION_U32, .default_text = "0", .maximum = 255, .help = "Number of this store."},
+    {.name = "memory", .kind = OPTION_BYTES, .default_text = "1GiB", .help = "Largest segment; taken when formatted."},
+    {.name = "node", .kind = OPTION_U32, .help = "NUMA node to bind to; default: index mod number of nodes."},
+    {.name = "threads",
+     .kind = OPTION_U32,
+     .default_text = "0",
+     .maximum = 1024,
+     .help = "0: one per cpu of the node."},
+    {.name = "isa", .kind = OPTION_CHOICE, .default_text = "auto", .choices = isa_names, .help = "Instruction set."},
+    {.name = "incarnation", .kind = OPTION_STRING, .metavar = "HEX", .help = "Given by a supervisor; default: random."},
+    {.name = "reconnect-timeout", .kind = OPTION_DURATION, .default_text = "60s", .help = "For a lost coordinator."},
+    {.name = "huge-pages", .kind = OPTION_CHOICE, .default_text = "try", .choices = huge_names, .help = "For rows."},
+    {.name = "log-level", .kind = OPTION_CHOICE, .default_text = "info", .choices = log_level_names, .help = "Least."},
+};
+
+static const struct options_table table = {
+    .program = "hc-value-store",
+    .summary = "Owns the rows of one NUMA node: takes new ones, sums selected ones, gives them back.",
+    .specs = specs,
+    .n_specs = sizeof(specs) / sizeof(specs[0]),
+};
+
+/* 16 hexadecimal digits at most, not 0. */
+static int parse_incarnation(const char *text, uint64_t *ret_incarnation)
+{
+    char *end;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, 16);
+    if (errno != 0 || end == text || *end != 0 || value == 0 || text[0] == '-')
+        return -EINVAL;
+    *ret_incarnation = value;
+    return 0;
+}
+
+static int configure(const struct options *options, struct server_config *config, char error[OPTIONS_ERROR_SIZE])
+{
+    const char *incarnation = options_string(options, "incarnation");
+    config->store = (struct store_config){
+        .incarnation = random_u64(),
+        .index = options_u32(options, "index"),
+        .memory_bytes = options_bytes(options, "memory"),
+        .has_node = options_given(options, "node"),
+        .node = options_u32(options, "node"),
+        .n_threads = options_u32(options, "threads"),
+        .huge_pages = options_choice(options, "huge-pages") == 0,
+    };
+    config->reconnect_timeout_ms = options_duration_ms(options, "reconnect-timeout");
+    if (incarnation && parse_incarnation(incarnation, &config->store.incarnation) < 0) {
+        snprintf(error, OPTIONS_ERROR_SIZE, "hc-value-store: --incarnation: not a hexadecimal number above 0");
+        return -EINVAL;
+    }
+    if (kernels_isa_parse(isa_names[options_choice(options, "isa")], &config->store.isa) < 0)
+        return -EINVAL;
+    return options_runtime_dir(options_string(options, "runtime-dir"), config->runtime_dir, error);
+}
+
+int main(int argc, char **argv)
+{
+    char error[OPTIONS_ERROR_SIZE] = "", id[16];
+    struct options *options = NULL;
+    struct server_config config = {0};
+    struct server *server = NULL;
+    int signal_fd = -1, status = SERVER_REFUSED;
+    if (options_parse(&table, argc, argv, &options, error) < 0) {
+        fprintf(stderr, "%s\n", error);
+        return SERVER_REFUSED;
+    }
+    if (options_help_wanted(options) || options_version_wanted(options)) {
+        char *help = options_help_wanted(options) ? options_help(&table, options) : NULL;
+        fputs(help ? help : "hc-value-store " HCATTN_VERSION "\n", stdout);
+        free(help);
+        status = SERVER_OK;
+    } else if (configure(options, &config, error) < 0) {
+        fprintf(stderr, "%s\n", error);
+    } else {
+        snprintf(id, sizeof(id), "%u", config.store.index);
+        log_open("hc-value-store", (enum log_level)options_choice(options, "log-level"));
+        log_set_id(id);
+        int result = signals_open(false, &signal_fd);
+        if (result == 0)
+            result = server_new(&config, &server);
+        status = result == 0 ? (int)server_run(server, signal_fd) : result == -ENOENT || result == -ENOTSUP ? 2 : 1;
+    }
+    server_free(server);
+    signals_close(signal_fd);
+    options_free(options);
+    return status;
+}

@@ -1,0 +1,65 @@
+/*
+ * store.h - one store's means: its node, its threads, its segment and the blocks in it.
+ *
+ * Owner      the working thread, which is the one that called store_open() (binding is a thread's own).
+ * Errors     come with a sentence for people: it travels to the coordinator and is logged by the server.
+ */
+#pragma once
+
+#include "common/pool.h"
+#include "common/segment.h"
+#include "common/topology.h"
+#include "kernels/kernels.h"
+#include "value-store/aggregate.h"
+#include "value-store/blocks.h"
+#include "value-store/progress.h"
+
+#define STORE_SENTENCE 256
+
+struct store_config {
+    uint64_t incarnation;
+    uint32_t index;
+    uint64_t memory_bytes; /* largest segment */
+    bool has_node;
+    uint32_t node;      /* index; without has_node: index of the store mod number of nodes */
+    uint32_t n_threads; /* 0: as many as the node has cpus for us */
+    enum kernels_isa isa;
+    bool huge_pages;
+};
+
+struct store {
+    struct store_config config;
+    struct topology *topology;
+    const struct kernels *kernels;
+    struct pool *pool;
+    struct aggregate *aggregate;
+    struct progress progress;
+    uint32_t node;
+    uint32_t n_threads;
+    int threads_bound; /* result of binding */
+    int memory_bound;  /* -EALREADY: no segment yet */
+    uint64_t huge_bytes;
+
+    int segment_fd; /* -1: no segment; kept to show it to a new coordinator */
+    struct segment_mapping mapping;
+    struct blocks *blocks; /* NULL: no segment */
+};
+
+/* Binds the calling thread, starts the pool. -ENOENT: no such node; -ENOTSUP: this CPU lacks the instruction set; -ENOMEM,
+ * -EAGAIN, -EIO. That binding was not permitted is no error: store_describe() says it. */
+int store_open(const struct store_config *config, struct store **ret_store, char sentence[STORE_SENTENCE]);
+struct store *store_close(struct store *store); /* accepts NULL, returns NULL */
+
+/* A new segment in place of what there was: as many blocks of this shape as fit into memory_bytes.
+ * -EINVAL: shape; -ENOSPC: not one block fits; -ENOMEM. */
+int store_format(struct store *store, const struct row_shape *shape, char sentence[STORE_SENTENCE]);
+
+/* Takes over a dead store's segment; the descriptor becomes the store's own on success only. Errors of segment_map() and
+ * blocks_adopt(); what there was is kept then. */
+int store_adopt(struct store *store, int fd, struct blocks_adoption *ret_adoption, char sentence[STORE_SENTENCE]);
+
+/* The node's number if the memory (without a segment: the threads) could be bound to it, else -1. */
+int32_t store_numa_node(const struct store *store);
+
+/* "node 0, 2 cpus, threads bound, memory bound; 2 threads, avx2; segment 1.0 GiB, 723 blocks of 1.4 MiB, no huge pages" */
+const char *store_describe(const struct store *store, char *text, size_t size);
