@@ -1,0 +1,37 @@
+/* role.c - see role.h. */
+#include "client/command/role.h"
+
+#include <string.h>
+
+const struct role role_table[] = {
+    {"coordinator", "hc-coordinator", HCATTN__CONTROL__ROLE__COORDINATOR, false, false},
+    {"value-store", "hc-value-store", HCATTN__CONTROL__ROLE__VALUE_STORE, true, true},
+    {"gpu-worker", "hc-gpu-worker", HCATTN__CONTROL__ROLE__GPU_WORKER, true, true},
+    {.name = NULL},
+};
+
+static const char *const coordinator_options[] = {"stores", "policy", "transport", "log-level", NULL};
+static const char *const value_store_options[] = {"memory", "isa", "threads", "log-level", NULL};
+static const char *const gpu_worker_options[] = {"model", "backend",   "isa",       "threads",
+                                                 "n-ctx", "transport", "log-level", NULL};
+
+const struct role *role_find(const char *name)
+{
+    for (const struct role *role = role_table; role->name; role++) {
+        if (strcmp(role->name, name) == 0)
+            return role;
+    }
+    return NULL;
+}
+
+const char *const *role_options(const struct role *role)
+{
+    switch (role->number) {
+    case HCATTN__CONTROL__ROLE__COORDINATOR:
+        return coordinator_options;
+    case HCATTN__CONTROL__ROLE__VALUE_STORE:
+        return value_store_options;
+    default:
+        return gpu_worker_options;
+    }
+}

@@ -1,0 +1,22 @@
+/* table.c - the subcommands of `hcattn`, in the order of its help. */
+#include "client/command/chat.h"
+#include "client/command/table.h"
+#include "client/command/down.h"
+#include "client/command/generate.h"
+#include "client/command/run.h"
+#include "client/command/score.h"
+#include "client/command/status.h"
+#include "client/command/tokenize.h"
+#include "client/command/up.h"
+
+const struct command table_commands[] = {
+    {"up", "start the whole service on this machine", up_command},
+    {"down", "stop it", down_command},
+    {"status", "show its processes and sessions", status_command},
+    {"generate", "complete a prompt", generate_command},
+    {"chat", "talk to the model", chat_command},
+    {"tokenize", "text to token ids, and back", tokenize_command},
+    {"score", "log-probabilities of a text", score_command},
+    {"run", "run one process and restart it when it dies", run_command},
+    {.name = NULL},
+};
