@@ -206,15 +206,15 @@ static bool is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-void chat_write_trimmed(struct chat_writer *writer, const struct chat_message *message)
+void chat_write_trimmed(struct chat_writer *writer, const struct chat_message *message, enum chat_ends ends)
 {
     const char *start = message->content, *end = start + message->n_content_bytes;
     if (message->n_content_bytes == 0)
         return;
     if (writer->chat->trims) {
-        while (start < end && is_space(*start))
+        while ((ends & CHAT_START) && start < end && is_space(*start))
             start++;
-        while (start < end && is_space(end[-1]))
+        while ((ends & CHAT_END) && start < end && is_space(end[-1]))
             end--;
     }
     chat_write_content(writer, start, (size_t)(end - start));

@@ -37,7 +37,7 @@ static void write_chatml(struct chat_writer *writer, const struct chat_message *
     }
     for (size_t i = 0; i < n_messages; i++) {
         write_chatml_turn(writer, messages[i].role);
-        chat_write_trimmed(writer, &messages[i]);
+        chat_write_trimmed(writer, &messages[i], CHAT_BOTH);
         chat_write(writer, "<|im_end|>\n");
     }
     if (add_generation_prompt)
@@ -63,12 +63,14 @@ static void write_llama2(struct chat_writer *writer, const struct chat_message *
                 chat_write(writer, "<<SYS>>\n");
                 chat_write_content(writer, messages[0].content, messages[0].n_content_bytes);
                 chat_write(writer, "\n<</SYS>>\n\n");
+                chat_write_trimmed(writer, &messages[i], CHAT_END); /* the whole is trimmed, not its middle */
+            } else {
+                chat_write_trimmed(writer, &messages[i], CHAT_BOTH);
             }
-            chat_write_trimmed(writer, &messages[i]);
             chat_write(writer, " [/INST]");
         } else {
             chat_write(writer, " ");
-            chat_write_trimmed(writer, &messages[i]);
+            chat_write_trimmed(writer, &messages[i], CHAT_BOTH);
             chat_write(writer, " ");
             chat_write_eos(writer);
         }
@@ -98,12 +100,12 @@ static void write_llama3(struct chat_writer *writer, const struct chat_message *
         write_llama3_turn(writer, "system");
         chat_write(writer, writer->chat->system_prefix);
         if (has_role(&messages[0], "system"))
-            chat_write_trimmed(writer, &messages[first++]);
+            chat_write_trimmed(writer, &messages[first++], CHAT_BOTH);
         chat_write(writer, "<|eot_id|>");
     }
     for (size_t i = first; i < n_messages; i++) {
         write_llama3_turn(writer, messages[i].role);
-        chat_write_trimmed(writer, &messages[i]);
+        chat_write_trimmed(writer, &messages[i], CHAT_BOTH);
         chat_write(writer, "<|eot_id|>");
     }
     if (add_generation_prompt)
@@ -130,7 +132,7 @@ static void write_zephyr(struct chat_writer *writer, const struct chat_message *
         chat_write(writer, "<|");
         chat_write(writer, messages[i].role);
         chat_write(writer, "|>\n");
-        chat_write_trimmed(writer, &messages[i]);
+        chat_write_trimmed(writer, &messages[i], CHAT_BOTH);
         chat_write_eos(writer);
         chat_write(writer, "\n");
     }
@@ -152,11 +154,17 @@ static void write_gemma(struct chat_writer *writer, const struct chat_message *m
     for (size_t i = first; i < n_messages; i++) {
         chat_write(writer, "<start_of_turn>");
         chat_write(writer, has_role(&messages[i], "assistant") ? "model\n" : "user\n");
-        if (i == first && first == 1) {
-            chat_write_content(writer, messages[0].content, messages[0].n_content_bytes);
-            chat_write(writer, writer->chat->merges_system ? "\n" : "\n\n");
+        if (i == first && first == 1 && writer->chat->merges_system) {
+            chat_write_trimmed(writer, &messages[0], CHAT_START);
+            chat_write(writer, "\n");
+            chat_write_trimmed(writer, &messages[i], CHAT_END);
+        } else {
+            if (i == first && first == 1) {
+                chat_write_content(writer, messages[0].content, messages[0].n_content_bytes);
+                chat_write(writer, "\n\n");
+            }
+            chat_write_trimmed(writer, &messages[i], CHAT_BOTH);
         }
-        chat_write_trimmed(writer, &messages[i]);
         chat_write(writer, "<end_of_turn>\n");
     }
     if (add_generation_prompt)

@@ -45,9 +45,13 @@ struct chat_writer {
     int error;
 };
 
-void chat_write(struct chat_writer *writer, const char *words);                          /* the template's */
-void chat_write_content(struct chat_writer *writer, const char *bytes, size_t n_bytes);  /* a user's */
-void chat_write_trimmed(struct chat_writer *writer, const struct chat_message *message); /* as the template trims */
+void chat_write(struct chat_writer *writer, const char *words);                         /* the template's */
+void chat_write_content(struct chat_writer *writer, const char *bytes, size_t n_bytes); /* a user's */
+
+/* A user's text without the white space at these ends, where the template cuts it off. */
+enum chat_ends { CHAT_START = 1, CHAT_END = 2, CHAT_BOTH = 3 };
+void chat_write_trimmed(struct chat_writer *writer, const struct chat_message *message, enum chat_ends ends);
+
 void chat_write_bos(struct chat_writer *writer); /* not at the beginning where the tokenizer adds it */
 void chat_write_eos(struct chat_writer *writer);
 
