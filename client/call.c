@@ -36,6 +36,7 @@ struct wait {
     uint64_t send_at_us;
     uint64_t epoch;     /* attempts sent so far */
     uint64_t confirmed; /* coordinator that listed this attempt as running; 0: none yet */
+    bool sent_ready;    /* the coordinator was known to be ready when this attempt was sent */
     bool resumed;       /* sent again because another coordinator answers */
     uint64_t resumed_us;
     uint32_t n_out_of_step;
@@ -163,6 +164,7 @@ static int try_send(struct wait *wait)
     wait->to_send = false;
     wait->epoch++;
     wait->confirmed = 0;
+    wait->sent_ready = client->ready;
     /* A coordinator that was never heard of is asked at once: the answer tells that it is there. */
     uint64_t delay_us = client->coordinator && wait->heard ? HEALTH_PERIOD_US : 0;
     if (client->coordinator && !wait->heard)
@@ -185,7 +187,7 @@ static bool refused_for_now(const struct wait *wait, enum hcattn_code code)
     if (code == HCATTN_BUSY)
         return since_us < BUSY_US;
     /* NOT_FOUND, CONFLICT: the stores with this session have not registered yet. */
-    return since_us < wait->client->lost_timeout_us && (code == HCATTN_UNAVAILABLE || !wait->client->ready);
+    return since_us < wait->client->lost_timeout_us && (code == HCATTN_UNAVAILABLE || !wait->sent_ready);
 }
 
 /* 1: goes on; 0 or negative errno: the call ends so. */
@@ -199,6 +201,7 @@ static int judge_health(struct wait *wait, const Hcattn__Reply *reply)
     if (lost) {
         wait->resumed = true;
         wait->resumed_us = clock_now_us();
+        wait->sent_ready = false;
     }
     if (wait->cancelling || wait->to_send || wait->epoch == 0 || reply->request_id != wait->health_id ||
         wait->health_epoch != wait->epoch)
