@@ -176,7 +176,7 @@ int segment_check(int fd, uint64_t n_bytes, uint64_t *ret_n_bytes)
 
 int segment_map(int fd, uint64_t n_bytes, bool writable, struct segment_mapping *ret_mapping)
 {
-    uint64_t size;
+    uint64_t size = 0;
     int error = segment_check(fd, n_bytes, &size);
     if (error)
         return error;

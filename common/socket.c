@@ -129,7 +129,7 @@ static int new_socket(struct socket_context *context, int type, uint32_t high_wa
 
 int socket_new_router(struct socket_context *context, uint32_t high_water, struct socket **ret_socket)
 {
-    struct socket *socket;
+    struct socket *socket = NULL;
     int error = new_socket(context, ZMQ_ROUTER, high_water, &socket);
     if (error)
         return error;
@@ -147,7 +147,7 @@ int socket_new_dealer(struct socket_context *context, uint64_t routing_id, uint3
 {
     if (routing_id == 0)
         return -EINVAL;
-    struct socket *socket;
+    struct socket *socket = NULL;
     int error = new_socket(context, ZMQ_DEALER, high_water, &socket);
     if (error)
         return error;
