@@ -256,10 +256,8 @@ static enum turn handle_control(struct server *server, size_t n_bytes, const int
         warn(server, event.text);
         break;
     case CONTROL_DONE:
-        if (event.is_warning)
-            warn(server, event.text);
-        else if (event.text[0])
-            LOG_INFO("%s", event.text);
+        if (event.text[0])
+            log_write(event.is_warning ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, "%s", event.text);
         break;
     }
     return result < 0 ? TURN_HANG_UP : TURN_GO_ON;
