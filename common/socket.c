@@ -45,9 +45,8 @@ struct owned_message {
 /* ZeroMQ has errno values of its own above ZMQ_HAUSNUMERO; those that can reach us become plain ones. */
 static int last_error(void)
 {
-    switch (zmq_errno()) {
-    case 0:
-        return -EIO;
+    int number = zmq_errno();
+    switch (number) {
     case ETERM:
     case ENOTSOCK:
         return -EBADF;
@@ -57,7 +56,7 @@ static int last_error(void)
     case EMTHREAD:
         return -EMFILE;
     default:
-        return -zmq_errno();
+        return number > 0 ? -number : -EIO;
     }
 }
 
