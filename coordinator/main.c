@@ -1,0 +1,141 @@
+/* main.c - hc-coordinator: options, sockets, serve until a signal. Exit status 0: asked to stop; 1: failed; 2: bad start. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/options.h"
+#include "common/random.h"
+#include "common/signals.h"
+#include "coordinator/server.h"
+
+static const struct option_spec specs[] = {
+    {.name = "runtime-dir", .kind = OPTION_STRING, .help = "Directory of the sockets.", .metavar = "DIR"},
+    {.name = "stores",
+     .kind = OPTION_U32,
+     .default_text = "1",
+     .help = "Value-stores to expect, numbered from 0.",
+     .minimum = 1,
+     .maximum = SERVER_MAX_STORES},
+    {.name = "incarnation", .kind = OPTION_U64, .help = "Number of this life; 0: a random one. Given by a supervisor."},
+    {.name = "log-level",
+     .kind = OPTION_CHOICE,
+     .default_text = "info",
+     .help = "Least important lines that are shown.",
+     .choices = log_level_names},
+    {.name = "hang-timeout",
+     .kind = OPTION_DURATION,
+     .default_text = "60s",
+     .help =
+         "A process that is busy without progress, or silent, for this long is ended by its supervisor; ten times as "
+         "long while it loads.",
+     .minimum = 100,
+     .maximum = 86400000},
+    {.name = "recovery-timeout",
+     .kind = OPTION_DURATION,
+     .default_text = "120s",
+     .help = "How long requests wait for a lost worker or store to come back.",
+     .minimum = 100,
+     .maximum = 86400000},
+    {.name = "max-sessions",
+     .kind = OPTION_U32,
+     .default_text = "1024",
+     .help = "Sessions at a time; a store has records for 1024.",
+     .minimum = 1,
+     .maximum = 65536},
+    {.name = "max-requests",
+     .kind = OPTION_U32,
+     .default_text = "1024",
+     .help = "Requests in progress at a time.",
+     .minimum = 1,
+     .maximum = 65536},
+    {.name = "default-max-tokens",
+     .kind = OPTION_U32,
+     .default_text = "256",
+     .help = "Tokens to generate where a client does not say; room for them is reserved.",
+     .minimum = 1,
+     .maximum = 1048576},
+    {.name = "client-endpoint",
+     .kind = OPTION_STRING,
+     .help = "Serve clients here too, for example tcp://127.0.0.1:7070. There is no authentication.",
+     .metavar = "ENDPOINT"},
+    {.name = "policy", .kind = OPTION_STRING, .default_text = "full", .help = "Policy of sessions that name none."},
+    {.name = "transport",
+     .kind = OPTION_STRING,
+     .default_text = "routed",
+     .help = "How requests travel to the stores, for the statistics."},
+};
+
+static const struct options_table table = {
+    .program = "hc-coordinator",
+    .summary = "Serves clients and keeps the table of sessions, blocks and processes. Touches no model data.",
+    .specs = specs,
+    .n_specs = sizeof(specs) / sizeof(specs[0]),
+};
+
+static int fail(int status, const char *sentence)
+{
+    LOG_ERROR("%s", sentence);
+    return status;
+}
+
+static int serve(const struct options *options)
+{
+    char runtime_dir[OPTIONS_PATH_SIZE], error[SERVER_ERROR_BYTES], text[1024];
+    struct server *server = NULL;
+    int signal_fd = -1;
+    log_open("hc-coordinator", (enum log_level)options_choice(options, "log-level"));
+    if (options_runtime_dir(options_string(options, "runtime-dir"), runtime_dir, error) != 0)
+        return fail(2, error);
+    if (strcmp(options_string(options, "policy"), "full") != 0)
+        return fail(2, "--policy: there is: full");
+    uint64_t incarnation = options_u64(options, "incarnation");
+    struct server_options server_options = {
+        .runtime_dir = runtime_dir,
+        .client_endpoint = options_string(options, "client-endpoint"),
+        .policy = options_string(options, "policy"),
+        .transport = options_string(options, "transport"),
+        .incarnation = incarnation ? incarnation : random_u64(),
+        .n_stores = options_u32(options, "stores"),
+        .max_sessions = options_u32(options, "max-sessions"),
+        .max_requests = options_u32(options, "max-requests"),
+        .default_max_tokens = options_u32(options, "default-max-tokens"),
+        .hang_timeout_us = options_duration_ms(options, "hang-timeout") * 1000u,
+        .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000u,
+    };
+    if (signals_open(false, &signal_fd) != 0)
+        return fail(1, "cannot receive signals");
+    if (server_new(&server_options, error, &server) != 0) {
+        signals_close(signal_fd);
+        return fail(2, error);
+    }
+    LOG_INFO("serving: %s", server_describe(server, text, sizeof(text)));
+    int result = server_run(server, signal_fd);
+    LOG_INFO("stopped%s%s", result != 0 ? ": " : "", result != 0 ? strerror(-result) : "");
+    server_free(server);
+    signals_close(signal_fd);
+    return result == 0 ? 0 : 1;
+}
+
+int main(int argc, char *argv[])
+{
+    struct options *options;
+    char error[OPTIONS_ERROR_SIZE];
+    if (options_parse(&table, argc, argv, &options, error) != 0) {
+        fprintf(stderr, "%s\n", error);
+        return 2;
+    }
+    int status = 0;
+    if (options_help_wanted(options)) {
+        char *help = options_help(&table, options);
+        printf("%s", help ? help : "");
+        free(help);
+    } else if (options_version_wanted(options)) {
+        printf("hc-coordinator %s\n", HCATTN_VERSION);
+    } else {
+        status = serve(options);
+    }
+    options_free(options);
+    return status;
+}

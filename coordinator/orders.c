@@ -1,0 +1,349 @@
+/*
+ * orders.c - what the session table asks of the stores: write a record, open blocks, free blocks.
+ *
+ * An order stays in the list until its store says Done; it is sent again to the life of the store that comes next. All
+ * orders can be repeated without harm, and those of one store stay in their order.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "coordinator/state.h"
+
+static void free_order(struct order *order)
+{
+    free(order->numbers);
+    free(order->blocks);
+    free(order);
+}
+
+static int new_order(struct server *server, enum order_kind kind, uint8_t store, struct session *session,
+                     struct order **ret_order)
+{
+    struct order *order = calloc(1, sizeof(*order));
+    if (!order)
+        return -ENOMEM;
+    order->kind = kind;
+    order->store = store;
+    order->session = session->id;
+    order->sequence = ++server->next_sequence;
+    *ret_order = order;
+    return 0;
+}
+
+static void send_open(struct server *server, struct peer *peer, const struct order *order,
+                      const struct session *session)
+{
+    Hcattn__Control__SessionOpen open = HCATTN__CONTROL__SESSION_OPEN__INIT;
+    struct session_terms terms = session->terms;
+    open.sequence = order->sequence;
+    open.session = session->id;
+    open.model_hash_low = terms.model[0];
+    open.model_hash_high = terms.model[1];
+    open.opened_unix_s = terms.opened_unix_s;
+    open.exact_tokens = terms.exact_tokens;
+    open.flags = terms.flags;
+    open.idle_timeout_s = terms.idle_timeout_s;
+    open.lane_store = (ProtobufCBinaryData){LAYOUT_N_LANES, terms.lane_store};
+    open.policy = terms.policy;
+    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN;
+    control.session_open = &open;
+    control_send(server, peer, &control, -1);
+}
+
+static void send_reserve(struct server *server, struct peer *peer, const struct order *order,
+                         const struct session *session)
+{
+    static Hcattn__Control__Reservation reservations[RESERVE_MAX]; /* one thread; too large for the stack */
+    static Hcattn__Control__Handle handles[RESERVE_MAX], previous[RESERVE_MAX];
+    static Hcattn__Control__Reservation *pointers[RESERVE_MAX];
+    Hcattn__Control__Reserve reserve = HCATTN__CONTROL__RESERVE__INIT;
+    for (uint32_t i = 0; i < order->n; i++) {
+        uint32_t number = order->numbers[i];
+        if (number >= session->n_blocks)
+            continue;
+        size_t j = reserve.n_blocks++;
+        hcattn__control__reservation__init(&reservations[j]);
+        hcattn__control__handle__init(&handles[j]);
+        hcattn__control__handle__init(&previous[j]);
+        handles[j].index = session->blocks[number].handle.index;
+        handles[j].generation = session->blocks[number].handle.generation;
+        if (number > 0) {
+            previous[j].index = session->blocks[number - 1].handle.index;
+            previous[j].generation = session->blocks[number - 1].handle.generation;
+            reservations[j].previous_store = session->blocks[number - 1].store;
+        }
+        reservations[j].handle = &handles[j];
+        reservations[j].previous = &previous[j];
+        reservations[j].number = number;
+        pointers[j] = &reservations[j];
+    }
+    reserve.sequence = order->sequence;
+    reserve.session = session->id;
+    reserve.blocks = pointers;
+    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE;
+    control.reserve = &reserve;
+    control_send(server, peer, &control, -1);
+}
+
+static void send_release(struct server *server, struct peer *peer, const struct order *order)
+{
+    Hcattn__Control__Release release = HCATTN__CONTROL__RELEASE__INIT;
+    release.sequence = order->sequence;
+    release.session = order->session;
+    release.from_number = order->from_number;
+    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RELEASE;
+    control.release = &release;
+    control_send(server, peer, &control, -1);
+}
+
+static void send_order(struct server *server, struct order *order)
+{
+    struct peer *peer = peers_of(stores_ready(server, order->store));
+    struct session *session = sessions_find(server->sessions, order->session);
+    if (!peer || !session)
+        return;
+    order->sent = true;
+    if (order->kind == ORDER_OPEN)
+        send_open(server, peer, order, session);
+    else if (order->kind == ORDER_RESERVE)
+        send_reserve(server, peer, order, session);
+    else
+        send_release(server, peer, order);
+}
+
+static void add(struct server *server, struct session *session, struct order *order)
+{
+    if (server->last_order)
+        server->last_order->next = order;
+    else
+        server->first_order = order;
+    server->last_order = order;
+    session->n_pending++;
+    send_order(server, order);
+}
+
+int orders_open(struct server *server, struct session *session)
+{
+    uint64_t stores = sessions_stores(session);
+    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+        struct order *order;
+        if (!(stores >> store & 1u))
+            continue;
+        int result = new_order(server, ORDER_OPEN, store, session, &order);
+        if (result != 0)
+            return result;
+        add(server, session, order);
+    }
+    return 0;
+}
+
+int orders_reserve(struct server *server, struct session *session, uint32_t from_number)
+{
+    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+        uint32_t number = from_number;
+        while (number < session->n_blocks) {
+            struct order *order;
+            int result = new_order(server, ORDER_RESERVE, store, session, &order);
+            if (result != 0)
+                return result;
+            order->numbers = malloc(RESERVE_MAX * sizeof(uint32_t));
+            if (!order->numbers) {
+                free_order(order);
+                return -ENOMEM;
+            }
+            for (; number < session->n_blocks && order->n < RESERVE_MAX; number++)
+                if (session->blocks[number].store == store)
+                    order->numbers[order->n++] = number;
+            if (order->n == 0) {
+                free_order(order);
+                break;
+            }
+            add(server, session, order);
+        }
+    }
+    return 0;
+}
+
+int orders_release_cut(struct server *server, struct session *session, uint32_t from_number,
+                       const struct placed_block *cut, uint32_t n_cut)
+{
+    uint64_t stores = sessions_stores(session);
+    for (uint32_t i = 0; i < n_cut; i++)
+        stores |= UINT64_C(1) << (cut[i].store & 63u);
+    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+        struct order *order;
+        if (!(stores >> store & 1u))
+            continue;
+        int result = new_order(server, ORDER_RELEASE, store, session, &order);
+        if (result != 0)
+            return result;
+        order->from_number = from_number;
+        order->blocks = calloc(n_cut + 1u, sizeof(struct placed_block));
+        if (!order->blocks) {
+            free_order(order);
+            return -ENOMEM;
+        }
+        for (uint32_t i = 0; i < n_cut; i++)
+            if (cut[i].store == store)
+                order->blocks[order->n++] = cut[i];
+        add(server, session, order);
+    }
+    return 0;
+}
+
+int orders_release(struct server *server, struct session *session, uint32_t from_number)
+{
+    uint32_t n_cut = session->n_blocks > from_number ? session->n_blocks - from_number : 0;
+    struct placed_block *cut = calloc(n_cut + 1u, sizeof(*cut));
+    if (!cut)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n_cut; i++)
+        cut[i] = (struct placed_block){session->blocks[from_number + i].handle, session->blocks[from_number + i].store};
+    int result = orders_release_cut(server, session, from_number, cut, n_cut);
+    if (result == 0)
+        sessions_cut_blocks(session, from_number);
+    free(cut);
+    return result;
+}
+
+/* ---- answers ---- */
+
+static void confirm(const struct order *order, struct session *session)
+{
+    for (uint32_t i = 0; i < order->n; i++)
+        if (order->numbers[i] < session->n_blocks)
+            session->blocks[order->numbers[i]].confirmed = true;
+}
+
+static void freed(struct server *server, const struct order *order, struct session *session)
+{
+    for (uint32_t i = 0; i < order->n; i++)
+        if (placement_release(server->placement, order->blocks[i].store, order->blocks[i].handle) == 0)
+            session->freed_bytes += placement_block_bytes(server->placement, order->store);
+}
+
+static void complete(struct server *server, struct order *order, int status, const char *sentence)
+{
+    struct session *session = sessions_find(server->sessions, order->session);
+    server->dirty = true;
+    if (!session)
+        return;
+    session->n_pending--;
+    if (order->kind == ORDER_RELEASE) {
+        /* What a store could not free stays used: it is never given out while somebody may hold it. */
+        if (status == 0 || status == -ENOENT)
+            freed(server, order, session);
+        else
+            LOG_ERROR("value-store %u did not free blocks of session %016llx: %s", order->store,
+                      (unsigned long long)order->session, sentence);
+        return;
+    }
+    if (status == 0) {
+        if (order->kind == ORDER_RESERVE)
+            confirm(order, session);
+        return;
+    }
+    LOG_ERROR("value-store %u did not take an order of session %016llx: %s (%s)", order->store,
+              (unsigned long long)order->session, sentence, strerror(status < 0 && status > -4096 ? -status : EPROTO));
+    if (session->reserve_status == 0)
+        session->reserve_status = status < 0 ? status : -EPROTO;
+}
+
+static void remove_order(struct server *server, struct order *before, struct order *order)
+{
+    if (before)
+        before->next = order->next;
+    else
+        server->first_order = order->next;
+    if (server->last_order == order)
+        server->last_order = before;
+}
+
+void orders_done(struct server *server, uint32_t store, const Hcattn__Control__Done *message)
+{
+    struct order *before = NULL;
+    for (struct order *order = server->first_order; order; before = order, order = order->next) {
+        if (order->sequence != message->sequence || order->store != store || !order->sent)
+            continue;
+        remove_order(server, before, order);
+        complete(server, order, message->status, message->sentence);
+        free_order(order);
+        return;
+    }
+}
+
+void orders_resend(struct server *server, uint32_t store)
+{
+    for (struct order *order = server->first_order; order; order = order->next)
+        if (order->store == store && !order->sent)
+            send_order(server, order);
+}
+
+void orders_unsent(struct server *server, uint32_t store)
+{
+    for (struct order *order = server->first_order; order; order = order->next)
+        if (order->store == store)
+            order->sent = false;
+}
+
+void orders_forget_store(struct server *server, uint32_t store)
+{
+    struct order *before = NULL;
+    for (struct order *order = server->first_order, *next; order; order = next) {
+        next = order->next;
+        if (order->store != store) {
+            before = order;
+            continue;
+        }
+        remove_order(server, before, order);
+        complete(server, order, order->kind == ORDER_RELEASE ? 0 : -ENOENT, "its segment is gone");
+        free_order(order);
+    }
+}
+
+void orders_free_all(struct server *server)
+{
+    while (server->first_order) {
+        struct order *order = server->first_order;
+        server->first_order = order->next;
+        free_order(order);
+    }
+    server->last_order = NULL;
+}
+
+/* ---- closing ---- */
+
+static void begin_close(struct server *server, struct session *session)
+{
+    session->freed_bytes = 0;
+    workers_forget(server, session->id);
+    if (sessions_move(session, SESSION_CLOSING) != 0 || orders_release(server, session, 0) != 0) {
+        LOG_ERROR("session %016llx cannot be closed now", (unsigned long long)session->id);
+        return;
+    }
+    LOG_INFO("session %016llx is closing: %s", (unsigned long long)session->id,
+             session->close_why ? session->close_why : "asked for");
+}
+
+void orders_settle(struct server *server)
+{
+    uint32_t cursor = 0;
+    for (struct session *session; (session = sessions_next(server->sessions, &cursor));) {
+        bool may_close = session->state == SESSION_READY || session->state == SESSION_RECOVERING ||
+                         (session->state == SESSION_OPENING && session->n_pending == 0);
+        if (session->close_wanted && !session->request && may_close)
+            begin_close(server, session);
+        if (session->state == SESSION_CLOSING && session->n_pending == 0) {
+            (void)sessions_move(session, SESSION_CLOSED);
+            flow_closed(server, session);
+            sessions_remove(server->sessions, session);
+            cursor--;
+            server->dirty = true;
+        }
+    }
+}

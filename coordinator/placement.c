@@ -1,0 +1,219 @@
+#include "coordinator/placement.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NOT_FREE UINT32_MAX
+
+struct store {
+    uint32_t n_blocks;
+    uint32_t n_free;
+    uint64_t block_bytes;
+    uint32_t *generations; /* [n_blocks] last one given out or found */
+    uint32_t *free_list;   /* [n_free] indices, a stack: low indices on top at first */
+    uint32_t *place;       /* [n_blocks] where a free block stands in free_list; NOT_FREE: it is used */
+};
+
+struct placement {
+    struct store stores[PLACEMENT_MAX_STORES]; /* n_blocks 0: not there */
+};
+
+int placement_new(struct placement **ret_placement)
+{
+    struct placement *placement = calloc(1, sizeof(*placement));
+    if (!placement)
+        return -ENOMEM;
+    *ret_placement = placement;
+    return 0;
+}
+
+static void clear(struct store *store)
+{
+    free(store->generations);
+    free(store->free_list);
+    free(store->place);
+    *store = (struct store){0};
+}
+
+struct placement *placement_free(struct placement *placement)
+{
+    if (placement)
+        for (uint32_t i = 0; i < PLACEMENT_MAX_STORES; i++)
+            clear(&placement->stores[i]);
+    free(placement);
+    return NULL;
+}
+
+static const struct store *find(const struct placement *placement, uint32_t store)
+{
+    return store < PLACEMENT_MAX_STORES && placement->stores[store].n_blocks > 0 ? &placement->stores[store] : NULL;
+}
+
+int placement_add_store(struct placement *placement, uint32_t store, uint32_t n_blocks, uint64_t block_bytes,
+                        const uint32_t *generations)
+{
+    if (store >= PLACEMENT_MAX_STORES || n_blocks == 0 || block_bytes == 0)
+        return -EINVAL;
+    struct store new = {.n_blocks = n_blocks, .n_free = n_blocks, .block_bytes = block_bytes};
+    new.generations = malloc(n_blocks * sizeof(uint32_t));
+    new.free_list = malloc(n_blocks * sizeof(uint32_t));
+    new.place = malloc(n_blocks * sizeof(uint32_t));
+    if (!new.generations || !new.free_list || !new.place) {
+        clear(&new);
+        return -ENOMEM;
+    }
+    memcpy(new.generations, generations, n_blocks * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n_blocks; i++)
+        new.free_list[i] = new.place[i] = n_blocks - 1 - i;
+    clear(&placement->stores[store]);
+    placement->stores[store] = new;
+    return 0;
+}
+
+void placement_remove_store(struct placement *placement, uint32_t store)
+{
+    if (store < PLACEMENT_MAX_STORES)
+        clear(&placement->stores[store]);
+}
+
+static void take(struct store *store, uint32_t index)
+{
+    uint32_t place = store->place[index], last = store->free_list[--store->n_free];
+    store->free_list[place] = last;
+    store->place[last] = place;
+    store->place[index] = NOT_FREE;
+}
+
+static void give_back(struct store *store, uint32_t index)
+{
+    store->place[index] = store->n_free;
+    store->free_list[store->n_free++] = index;
+}
+
+int placement_claim(struct placement *placement, uint32_t store, struct block_handle handle)
+{
+    if (!find(placement, store) || handle.index >= placement->stores[store].n_blocks)
+        return -EINVAL;
+    struct store *entry = &placement->stores[store];
+    if (entry->place[handle.index] == NOT_FREE)
+        return -EBUSY;
+    take(entry, handle.index);
+    if (handle.generation > entry->generations[handle.index])
+        entry->generations[handle.index] = handle.generation;
+    return 0;
+}
+
+int placement_lanes(const struct placement *placement, uint64_t ready, uint8_t ret_lane_store[LAYOUT_N_LANES])
+{
+    uint32_t n_lanes[PLACEMENT_MAX_STORES] = {0};
+    uint8_t lane_store[LAYOUT_N_LANES];
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        uint32_t best = PLACEMENT_MAX_STORES;
+        for (uint32_t store = 0; store < PLACEMENT_MAX_STORES; store++) {
+            if (!(ready >> store & 1u) || !find(placement, store))
+                continue;
+            /* free / (lanes + 1) as fractions: the next lane goes where the most blocks come with it */
+            uint64_t share = (uint64_t)placement->stores[store].n_free;
+            if (best == PLACEMENT_MAX_STORES ||
+                share * (n_lanes[best] + 1u) > (uint64_t)placement->stores[best].n_free * (n_lanes[store] + 1u) ||
+                (share == 0 && placement->stores[best].n_free == 0 && n_lanes[store] < n_lanes[best]))
+                best = store;
+        }
+        if (best == PLACEMENT_MAX_STORES)
+            return -ENODEV;
+        n_lanes[best]++;
+        lane_store[lane] = (uint8_t)best;
+    }
+    memcpy(ret_lane_store, lane_store, sizeof(lane_store));
+    return 0;
+}
+
+/* Generation UINT32_MAX is the end of a block: it is never given out again. */
+static bool exhausted(const struct store *store, uint32_t index)
+{
+    return store->generations[index] == UINT32_MAX;
+}
+
+static void drop_exhausted(struct store *store)
+{
+    while (store->n_free > 0 && exhausted(store, store->free_list[store->n_free - 1]))
+        take(store, store->free_list[store->n_free - 1]);
+}
+
+int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
+                      uint32_t n_blocks, struct placed_block *ret_blocks, struct placement_room *ret_room)
+{
+    uint32_t left[PLACEMENT_MAX_STORES];
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        if (!find(placement, lane_store[lane]))
+            return -EINVAL;
+        left[lane_store[lane]] = placement->stores[lane_store[lane]].n_free;
+    }
+    struct placement_room room = {0, 0};
+    bool full = false;
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        uint32_t store = lane_store[(first_number + i) % LAYOUT_N_LANES];
+        room.bytes_asked += placement->stores[store].block_bytes;
+        if (!full && left[store] > 0) {
+            left[store]--;
+            room.bytes_free += placement->stores[store].block_bytes;
+        } else {
+            full = true;
+        }
+    }
+    if (full) {
+        *ret_room = room;
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        uint8_t number = lane_store[(first_number + i) % LAYOUT_N_LANES];
+        struct store *store = &placement->stores[number];
+        drop_exhausted(store);
+        if (store->n_free == 0) { /* only by exhausted generations */
+            for (uint32_t j = 0; j < i; j++)
+                (void)placement_release(placement, ret_blocks[j].store, ret_blocks[j].handle);
+            room.bytes_free = i * store->block_bytes;
+            *ret_room = room;
+            return -ENOMEM;
+        }
+        uint32_t index = store->free_list[store->n_free - 1];
+        take(store, index);
+        ret_blocks[i] = (struct placed_block){{index, ++store->generations[index]}, number};
+    }
+    return 0;
+}
+
+int placement_release(struct placement *placement, uint32_t store, struct block_handle handle)
+{
+    if (!find(placement, store) || handle.index >= placement->stores[store].n_blocks)
+        return -ESTALE;
+    struct store *entry = &placement->stores[store];
+    if (entry->place[handle.index] != NOT_FREE || entry->generations[handle.index] != handle.generation)
+        return -ESTALE;
+    give_back(entry, handle.index);
+    return 0;
+}
+
+bool placement_usage(const struct placement *placement, uint32_t store, uint64_t *ret_bytes_total,
+                     uint64_t *ret_bytes_used)
+{
+    const struct store *entry = find(placement, store);
+    if (!entry)
+        return false;
+    *ret_bytes_total = entry->n_blocks * entry->block_bytes;
+    *ret_bytes_used = (entry->n_blocks - entry->n_free) * entry->block_bytes;
+    return true;
+}
+
+uint32_t placement_n_free(const struct placement *placement, uint32_t store)
+{
+    const struct store *entry = find(placement, store);
+    return entry ? entry->n_free : 0;
+}
+
+uint64_t placement_block_bytes(const struct placement *placement, uint32_t store)
+{
+    const struct store *entry = find(placement, store);
+    return entry ? entry->block_bytes : 0;
+}

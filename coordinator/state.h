@@ -1,0 +1,259 @@
+/*
+ * state.h - what the files of the coordinator's server share. Private to this folder.
+ *
+ * server.c   sockets, poll loop, timers          peers.c    connections, registration, death
+ * control.c  messages to peers                   stores.c   segments: format, adopt, ready, up, down
+ * orders.c   session records and blocks: orders  workers.c  work socket, replies of workers
+ * rpc.c      client socket, replies to clients   flow*.c    the way of a request
+ * stats.c    Health and Stats                    data.c     descriptors
+ * validate.c what a client may ask
+ *
+ * Invariant  everything here belongs to the server's thread. `dirty` is set by whatever may let a waiting request or a
+ *            closing session go on; the loop then runs flow_advance() and orders_settle() until nothing moves.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/socket.h"
+#include "coordinator/descriptors.h"
+#include "coordinator/placement.h"
+#include "coordinator/registry.h"
+#include "coordinator/requests.h"
+#include "coordinator/router.h"
+#include "coordinator/server.h"
+#include "coordinator/sessions.h"
+#include "proto/control.pb-c.h"
+#include "proto/hcattn.pb-c.h"
+#include "proto/work.pb-c.h"
+
+#define MAX_PEERS         256u
+#define MAX_PACKETS       8192u     /* that wait for one peer; one that lets more pile up is cut off */
+#define MAX_WORK_PACKETS  16384u    /* that wait for all workers */
+#define HELLO_TIMEOUT_US  10000000u /* a connection that says nothing is closed */
+#define CLIENT_HIGH_WATER 512u      /* replies that wait for one client; one that lets more pile up loses its request */
+#define RETRY_US          5000u     /* between tries to send what could not be sent */
+#define MAX_DEATHS        3u        /* dispatches of one request that may end by a worker's death without progress */
+#define RESERVE_MAX       1024u     /* blocks in one Reserve */
+
+struct packet { /* to a peer, not sent yet */
+    struct packet *next;
+    int fd; /* owned; -1: none */
+    size_t n_bytes;
+    uint8_t bytes[];
+};
+
+struct peer { /* one connection of the peer socket */
+    int fd;
+    int32_t pid;             /* as the kernel says; 0: not visible */
+    struct process *process; /* NULL: has not said Hello */
+    uint64_t since_us;
+    bool gone;  /* to be closed at the end of this round */
+    bool drain; /* gone once its packets are sent */
+    struct packet *first, *last;
+    uint32_t n_packets;
+};
+
+enum store_order { ORDER_NONE, ORDER_FORMAT, ORDER_ADOPT };
+
+struct store {                   /* by number; what outlives its process */
+    enum store_order order;      /* that was given and not answered */
+    uint64_t ordered;            /* to which incarnation */
+    uint64_t route, incarnation; /* as told to the workers; 0: down */
+    char trouble[256];           /* why it does not serve */
+};
+
+enum order_kind { ORDER_OPEN, ORDER_RESERVE, ORDER_RELEASE };
+
+struct order { /* of the session table to a store, until it says Done */
+    struct order *next;
+    uint64_t sequence;
+    enum order_kind kind;
+    uint8_t store;
+    bool sent;
+    uint64_t session;
+    uint32_t from_number; /* release */
+    uint32_t n;           /* reserve: numbers; release: blocks that are free afterwards */
+    uint32_t *numbers;
+    struct placed_block *blocks;
+};
+
+struct work_packet { /* to a worker that cannot be reached right now */
+    struct work_packet *next;
+    uint64_t route;
+    size_t n_bytes;
+    uint8_t bytes[];
+};
+
+struct rate { /* of warnings */
+    uint64_t last_us;
+    uint64_t n_quiet;
+};
+
+struct model { /* of the workers */
+    bool known;
+    struct row_shape shape;
+    uint64_t hash[2];
+    char name[REGISTRY_TEXT_BYTES];
+    uint32_t n_ctx;
+    uint64_t device_bytes_per_token;
+};
+
+struct server {
+    struct server_options options;
+    uint64_t started_us, now_us, tick_us, retry_us;
+    char peer_path[128], data_path[128], work_path[128], client_path[128];
+    char extra_endpoint[256];
+    struct socket_context *context;
+    struct socket *client_socket, *work_socket, *data_socket;
+    int listener;
+
+    struct registry *registry;
+    struct descriptors *descriptors;
+    struct placement *placement;
+    struct sessions *sessions;
+    struct requests *requests;
+    struct router *router;
+
+    struct peer *peers[MAX_PEERS];
+    uint32_t n_peers;
+    struct store stores[SERVER_MAX_STORES];
+    struct model model;
+    struct order *first_order, *last_order;
+    uint64_t next_sequence, next_work;
+    struct work_packet *first_work, *last_work;
+    uint32_t n_work_packets;
+
+    bool table_complete; /* all stores have been ready once: an unknown session does not exist */
+    bool dirty, stopping;
+    struct rate garbage, strangers, late, full;
+    uint8_t *receive_buffer; /* PEER_MAX_MESSAGE */
+};
+
+/* ---- control.c: nothing here waits or fails; a peer that cannot be written to is cut off ---- */
+void control_send(struct server *server, struct peer *peer, const Hcattn__Control__Control *message,
+                  int fd); /* takes fd */
+void control_flush(struct peer *peer);
+void control_drop_packets(struct peer *peer);
+void control_welcome(struct server *server, struct peer *peer);
+void control_refused(struct server *server, struct peer *peer, const char *sentence); /* and closes after it */
+void control_format(struct server *server, struct peer *peer, const struct row_shape *shape);
+void control_adopt(struct server *server, struct peer *peer, uint64_t previous, int fd);
+void control_store_up(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation, uint64_t route,
+                      int fd);
+void control_store_down(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation);
+void control_exchange(struct server *server, struct peer *peer, const Hcattn__Control__Exchange *exchange, int fd);
+void control_exchange_ready(struct server *server, struct peer *peer, uint32_t store, uint64_t worker_incarnation,
+                            uint64_t store_incarnation, int32_t status);
+void control_worker_gone(struct server *server, struct peer *peer, uint64_t incarnation);
+void control_fence(struct server *server, struct peer *peer, uint64_t incarnation, const char *reason);
+
+/* ---- peers.c ---- */
+void peers_accept(struct server *server);
+void peers_read(struct server *server, struct peer *peer);
+void peers_sweep(struct server *server); /* closes those that are gone */
+void peers_check_pidfds(struct server *server, struct process *process);
+void peers_tick(struct server *server);               /* hang judging, late Hellos */
+struct peer *peers_of(const struct process *process); /* NULL: not connected */
+void peers_close_all(struct server *server);
+
+/* ---- stores.c ---- */
+struct process *stores_ready(const struct server *server, uint32_t store); /* NULL: not ready */
+uint64_t stores_ready_mask(const struct server *server);
+uint64_t stores_expected_mask(const struct server *server);
+/* A store said Hello; fd (or -1) is its segment and taken. -EPROTO: refuse it, sentence in error. */
+int stores_registered(struct server *server, struct process *process, bool holds_segment, int fd,
+                      char error[REGISTRY_ERROR_BYTES]);
+void stores_check(struct server *server, struct process *process); /* may it be told to format or adopt now? */
+void stores_check_all(struct server *server);
+bool stores_all_ready(const struct server *server);
+void stores_segment_ready(struct server *server, struct process *process, const Hcattn__Control__SegmentReady *message,
+                          int fd); /* takes fd */
+void stores_hung_up(struct server *server, struct process *process);
+void stores_died(struct server *server, struct process *process);
+void stores_tell_worker(struct server *server, struct process *worker); /* StoreUp of all that serve */
+void stores_reformat(struct server *server); /* the model has another shape and no session is left */
+
+/* ---- orders.c ---- */
+int orders_open(struct server *server, struct session *session);
+int orders_reserve(struct server *server, struct session *session, uint32_t from_number);
+int orders_release(struct server *server, struct session *session, uint32_t from_number);
+/* blocks were cut off the session already; they are free once their stores say so */
+int orders_release_cut(struct server *server, struct session *session, uint32_t from_number,
+                       const struct placed_block *cut, uint32_t n_cut);
+void orders_done(struct server *server, uint32_t store, const Hcattn__Control__Done *message);
+void orders_resend(struct server *server, uint32_t store);
+void orders_unsent(struct server *server, uint32_t store);       /* its connection is gone */
+void orders_forget_store(struct server *server, uint32_t store); /* its segment is gone: nothing is left to do there */
+void orders_settle(struct server *server);                       /* lets sessions that may close do so */
+void orders_free_all(struct server *server);
+
+/* ---- workers.c ---- */
+bool workers_accept_model(struct server *server, const struct process *given, char error[REGISTRY_ERROR_BYTES]);
+void workers_registered(struct server *server, struct process *process);
+void workers_exchange(struct server *server, struct process *worker, const Hcattn__Control__Exchange *message, int fd);
+void workers_exchange_ready(struct server *server, struct process *store,
+                            const Hcattn__Control__ExchangeReady *message);
+void workers_hung_up(struct server *server, struct process *process);
+void workers_died(struct server *server, struct process *process);
+struct process *workers_pick(const struct server *server, uint64_t preferred); /* NULL: none is ready */
+void workers_send(struct server *server, struct process *worker, const Hcattn__Work__WorkRequest *message);
+void workers_forget(struct server *server, uint64_t session);
+void workers_stop(struct server *server, struct request *request);
+void workers_receive(struct server *server);
+void workers_retry(struct server *server);
+void workers_drop_packets(struct server *server, uint64_t route); /* 0: all */
+
+/* ---- rpc.c ---- */
+struct numbers { /* of an Error */
+    uint64_t n_prompt_tokens, n_tokens, max_tokens, n_ctx, bytes_asked, bytes_free;
+};
+void rpc_receive(struct server *server);
+/* Sends a reply of a request; one that cannot be delivered ends it. */
+void rpc_reply(struct server *server, struct request *request, Hcattn__Reply *reply);
+void rpc_error(struct server *server, struct request *request, Hcattn__ErrorCode code, const struct numbers *numbers,
+               const char *format, ...) __attribute__((format(printf, 5, 6)));
+int rpc_send(struct server *server, const struct client_route *client, const Hcattn__Reply *reply);
+void rpc_answer_error(struct server *server, const struct client_route *client, uint64_t request_id,
+                      Hcattn__ErrorCode code, const char *sentence);
+
+/* ---- validate.c: 0, or the code with a sentence ---- */
+Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Request *request,
+                                   char sentence[SERVER_ERROR_BYTES]);
+bool validate_input_empty(const Hcattn__Input *input);
+
+/* ---- flow.c ---- */
+void flow_advance(struct server *server); /* every request that can go on */
+/* What a worker says about a request that is with it. */
+void flow_work_reply(struct server *server, struct request *request, Hcattn__Work__WorkReply *reply);
+void flow_prepared(struct server *server, struct request *request, const uint32_t *ids, size_t n_ids);
+void flow_stopped(struct server *server, struct request *request); /* the worker's final reply to a Stop */
+void flow_run(struct server *server, struct request *request, struct process *worker);
+void flow_prepare(struct server *server, struct request *request, struct process *worker);
+const Hcattn__Input *flow_input(const struct request *request); /* or NULL */
+void flow_fail(struct server *server, struct request *request, Hcattn__ErrorCode code, const struct numbers *numbers,
+               const char *format, ...) __attribute__((format(printf, 5, 6)));
+void flow_finish(struct server *server, struct request *request);  /* its last reply is on its way */
+void flow_cancel(struct server *server, struct request *request);  /* by its client */
+void flow_abandon(struct server *server, struct request *request); /* its client is gone or does not read */
+void flow_again(struct server *server, struct request *request, uint32_t resume_from); /* the client sent it again */
+void flow_session_lost(struct server *server, struct request *request, const char *sentence);
+void flow_redispatch(struct server *server, struct request *request, bool died);
+void flow_worker_lost(struct server *server, uint64_t worker, bool died); /* its requests go to another one */
+void flow_accepted(struct server *server, struct request *request);
+void flow_closed(struct server *server, const struct session *session);
+void flow_tick(struct server *server);
+void flow_end_all(struct server *server);
+
+/* ---- stats.c ---- */
+bool stats_ready(const struct server *server, char *sentence, size_t sentence_size); /* and what is missing */
+void stats_health(struct server *server, const struct client_route *client, uint64_t request_id);
+void stats_stats(struct server *server, const struct client_route *client, uint64_t request_id);
+
+/* ---- data.c ---- */
+void data_receive(struct server *server);
+void data_retry(struct server *server);
+
+/* ---- server.c ---- */
+bool server_rate(struct server *server, struct rate *rate, uint64_t *ret_n_quiet); /* may this warning be logged? */

@@ -1,0 +1,205 @@
+/* stats.c - Health and Stats: answered at once, from what is known here. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "coordinator/state.h"
+
+static void append(char *text, size_t size, const char *part)
+{
+    size_t n = strlen(text);
+    if (n < size)
+        snprintf(text + n, size - n, "%s%s", n > 0 ? "; " : "", part);
+}
+
+bool stats_ready(const struct server *server, char *sentence, size_t sentence_size)
+{
+    char part[384];
+    bool ready = true, worker_ready = false, worker_there = false;
+    sentence[0] = 0;
+    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+        const struct process *process = registry_find(server->registry, PROCESS_STORE, i);
+        if (process && process->state == PROCESS_READY)
+            continue;
+        ready = false;
+        if (process)
+            snprintf(part, sizeof(part), "value-store %u is %s%s%s", i, registry_state_name(process->state),
+                     server->stores[i].trouble[0] ? ": " : "", server->stores[i].trouble);
+        else
+            snprintf(part, sizeof(part), "value-store %u is not there", i);
+        append(sentence, sentence_size, part);
+    }
+    uint32_t cursor = 0;
+    for (const struct process *worker; (worker = registry_next(server->registry, &cursor));) {
+        if (worker->role != PROCESS_WORKER || worker->state == PROCESS_DEAD)
+            continue;
+        worker_there = true;
+        worker_ready =
+            worker_ready || (worker->state == PROCESS_READY && worker->pairs == stores_expected_mask(server));
+        if (worker->state != PROCESS_READY) {
+            snprintf(part, sizeof(part), "gpu-worker %u is %s (%s)", worker->index, registry_state_name(worker->state),
+                     worker->phase);
+            append(sentence, sentence_size, part);
+        }
+    }
+    if (!worker_there)
+        append(sentence, sentence_size, "no gpu-worker is there");
+    else if (!worker_ready && sentence[0] == 0)
+        append(sentence, sentence_size, "the gpu-worker is not connected to all stores yet");
+    if (server->stopping)
+        append(sentence, sentence_size, "the coordinator is shutting down");
+    ready = ready && worker_ready && !server->stopping;
+    if (ready)
+        sentence[0] = 0;
+    return ready;
+}
+
+void stats_health(struct server *server, const struct client_route *client, uint64_t request_id)
+{
+    char sentence[1024];
+    Hcattn__HealthReply health = HCATTN__HEALTH_REPLY__INIT;
+    health.live = true;
+    health.ready = stats_ready(server, sentence, sizeof(sentence));
+    health.coordinator = server->options.incarnation;
+    health.sentence = sentence;
+    uint64_t *running = calloc(requests_count(server->requests) + 1u, sizeof(*running));
+    uint32_t cursor = 0;
+    for (const struct request *request; running && (request = requests_next(server->requests, &cursor));)
+        if (request->state != REQUEST_DONE && !request->mute && requests_same_route(&request->client, client))
+            running[health.n_running++] = request->id;
+    health.running = running;
+    Hcattn__Reply reply = HCATTN__REPLY__INIT;
+    reply.request_id = request_id;
+    reply.reply_case = HCATTN__REPLY__REPLY_HEALTH;
+    reply.health = &health;
+    (void)rpc_send(server, client, &reply);
+    free(running);
+}
+
+static void describe_process(const struct server *server, const struct process *process, Hcattn__ProcessStats *stats,
+                             char state[16])
+{
+    char program[32];
+    const struct process *supervisor = registry_supervisor_of(server->registry, process);
+    hcattn__process_stats__init(stats);
+    snprintf(program, sizeof(program), "hc-%s", registry_role_name(process->role));
+    stats->program = strdup(program);
+    stats->index = process->index;
+    stats->pid = process->own_pid;
+    snprintf(state, 16, "%s", process->state == PROCESS_FENCING ? "fenced" : registry_state_name(process->state));
+    stats->state = state;
+    stats->node = process->numa_node;
+    stats->n_starts = supervisor ? supervisor->n_starts : 0;
+    stats->achieved = (char *)(uintptr_t)process->achieved;
+    stats->phase = (char *)(uintptr_t)process->phase;
+    if (process->role == PROCESS_STORE)
+        (void)placement_usage(server->placement, process->index, &stats->bytes_total, &stats->bytes_used);
+    stats->bytes_served = process->bytes_served;
+    stats->n_requests = process->n_requests;
+    stats->n_tokens = process->n_tokens;
+    stats->weight_bytes = process->weight_bytes;
+    stats->incarnation = process->incarnation;
+}
+
+static void describe_self(const struct server *server, Hcattn__ProcessStats *stats, char *achieved, size_t size)
+{
+    struct process self = {.role = PROCESS_COORDINATOR, .index = 0};
+    const struct process *supervisor = registry_supervisor_of(server->registry, &self);
+    char sentence[8];
+    hcattn__process_stats__init(stats);
+    stats->program = strdup("hc-coordinator");
+    stats->pid = (uint32_t)getpid();
+    stats->state = stats_ready(server, sentence, sizeof(sentence)) ? "ready" : "starting";
+    stats->node = -1;
+    stats->n_starts = supervisor ? supervisor->n_starts : 0;
+    stats->achieved = (char *)(uintptr_t)server_describe(server, achieved, (uint32_t)size);
+    stats->phase = server->stopping ? "stopping" : "serving";
+    stats->n_requests = requests_count(server->requests);
+    stats->incarnation = server->options.incarnation;
+}
+
+static void describe_session(const struct server *server, const struct session *session, Hcattn__SessionStats *stats)
+{
+    hcattn__session_stats__init(stats);
+    stats->session = session->id;
+    stats->state = (char *)(uintptr_t)sessions_state_name(session->state);
+    stats->policy = (char *)(uintptr_t)session->terms.policy;
+    stats->n_tokens = sessions_n_tokens(session, server->descriptors);
+    stats->reserved_tokens = (uint64_t)session->n_blocks * LAYOUT_BLOCK_TOKENS;
+    for (uint32_t i = 0; i < session->n_blocks; i++)
+        stats->bytes += placement_block_bytes(server->placement, session->blocks[i].store);
+    stats->lane_store = (ProtobufCBinaryData){LAYOUT_N_LANES, (uint8_t *)(uintptr_t)session->terms.lane_store};
+}
+
+struct tables {
+    Hcattn__ProcessStats *processes, **process_pointers;
+    char (*states)[16];
+    Hcattn__SessionStats *sessions, **session_pointers;
+};
+
+static void fill(const struct server *server, struct tables *tables, Hcattn__StatsReply *stats, uint32_t capacity,
+                 char *achieved, size_t achieved_size)
+{
+    describe_self(server, &tables->processes[stats->n_processes++], achieved, achieved_size);
+    uint32_t cursor = 0;
+    for (const struct process *process; (process = registry_next(server->registry, &cursor));)
+        if (process->role != PROCESS_SUPERVISOR && !process->replaced && stats->n_processes < capacity) {
+            size_t i = stats->n_processes++;
+            describe_process(server, process, &tables->processes[i], tables->states[i]);
+        }
+    cursor = 0;
+    for (const struct session *session; (session = sessions_next(server->sessions, &cursor));)
+        describe_session(server, session, &tables->sessions[stats->n_sessions++]);
+    for (size_t i = 0; i < stats->n_processes; i++)
+        tables->process_pointers[i] = &tables->processes[i];
+    for (size_t i = 0; i < stats->n_sessions; i++)
+        tables->session_pointers[i] = &tables->sessions[i];
+    stats->processes = tables->process_pointers;
+    stats->sessions = tables->session_pointers;
+}
+
+void stats_stats(struct server *server, const struct client_route *client, uint64_t request_id)
+{
+    uint32_t capacity = 1, cursor = 0;
+    while (registry_next(server->registry, &cursor))
+        capacity++;
+    size_t n_sessions = sessions_count(server->sessions) + 1u;
+    struct tables tables = {
+        .processes = calloc(capacity, sizeof(*tables.processes)),
+        .process_pointers = calloc(capacity, sizeof(*tables.process_pointers)),
+        .states = calloc(capacity, sizeof(*tables.states)),
+        .sessions = calloc(n_sessions, sizeof(*tables.sessions)),
+        .session_pointers = calloc(n_sessions, sizeof(*tables.session_pointers)),
+    };
+    Hcattn__StatsReply stats = HCATTN__STATS_REPLY__INIT;
+    char achieved[512];
+    stats.version = HCATTN_VERSION;
+    stats.model = (char *)(uintptr_t)server->model.name;
+    stats.n_ctx = server->model.n_ctx;
+    stats.default_max_tokens = server->options.default_max_tokens;
+    stats.transport = (char *)(uintptr_t)server->options.transport;
+    stats.policy = (char *)(uintptr_t)server->options.policy;
+    stats.device_bytes_per_token = server->model.device_bytes_per_token;
+    stats.store_bytes_per_token =
+        server->model.known ? layout_block_bytes(&server->model.shape) / LAYOUT_BLOCK_TOKENS : 0;
+    stats.uptime_s = (clock_now_us() - server->started_us) / 1000000u;
+    if (tables.processes && tables.process_pointers && tables.states && tables.sessions && tables.session_pointers) {
+        fill(server, &tables, &stats, capacity, achieved, sizeof(achieved));
+        Hcattn__Reply reply = HCATTN__REPLY__INIT;
+        reply.request_id = request_id;
+        reply.reply_case = HCATTN__REPLY__REPLY_STATS;
+        reply.stats = &stats;
+        (void)rpc_send(server, client, &reply);
+    } else {
+        rpc_answer_error(server, client, request_id, HCATTN__ERROR_CODE__INTERNAL, "out of memory");
+    }
+    for (size_t i = 0; i < stats.n_processes; i++)
+        free(tables.processes[i].program);
+    free(tables.processes);
+    free(tables.process_pointers);
+    free(tables.states);
+    free(tables.sessions);
+    free(tables.session_pointers);
+}

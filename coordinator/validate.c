@@ -1,0 +1,179 @@
+/* validate.c - what a client may ask: every value checked before anything is done, each refusal with one sentence. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/utf8.h"
+#include "coordinator/state.h"
+
+#define MAX_TOP_LOGPROBS 20u
+#define MAX_STOP         16u
+#define MAX_STOP_BYTES   1024u
+#define MAX_BIAS         1024u
+#define MAX_MESSAGES     4096u
+#define MAX_EXACT_TOKENS (1u << 20)
+
+static Hcattn__ErrorCode refuse(char *sentence, Hcattn__ErrorCode code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static Hcattn__ErrorCode refuse(char *sentence, Hcattn__ErrorCode code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sentence, SERVER_ERROR_BYTES, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+#define INVALID(...) refuse(sentence, HCATTN__ERROR_CODE__INVALID_ARGUMENT, __VA_ARGS__)
+
+bool validate_input_empty(const Hcattn__Input *input)
+{
+    if (!input)
+        return true;
+    switch (input->input_case) {
+    case HCATTN__INPUT__INPUT_TEXT:
+        return input->text[0] == 0;
+    case HCATTN__INPUT__INPUT_TOKENS:
+        return input->tokens->n_ids == 0;
+    case HCATTN__INPUT__INPUT_CHAT:
+        return input->chat->n_messages == 0;
+    default:
+        return true;
+    }
+}
+
+static Hcattn__ErrorCode check_text(const char *text, const char *what, char *sentence)
+{
+    size_t offset;
+    if (utf8_check(text, strlen(text), &offset) != 0)
+        return INVALID("the %s is not UTF-8: byte %zu begins no character", what, offset);
+    return HCATTN__ERROR_CODE__OK;
+}
+
+static Hcattn__ErrorCode check_input(const Hcattn__Input *input, char *sentence)
+{
+    if (!input)
+        return HCATTN__ERROR_CODE__OK;
+    if (input->input_case == HCATTN__INPUT__INPUT_TEXT)
+        return check_text(input->text, "prompt", sentence);
+    if (input->input_case != HCATTN__INPUT__INPUT_CHAT)
+        return HCATTN__ERROR_CODE__OK;
+    if (input->chat->n_messages > MAX_MESSAGES)
+        return INVALID("%zu messages; at most %u", input->chat->n_messages, MAX_MESSAGES);
+    for (size_t i = 0; i < input->chat->n_messages; i++) {
+        Hcattn__ErrorCode code = check_text(input->chat->messages[i]->role, "role of a message", sentence);
+        if (code == HCATTN__ERROR_CODE__OK)
+            code = check_text(input->chat->messages[i]->content, "content of a message", sentence);
+        if (code != HCATTN__ERROR_CODE__OK)
+            return code;
+    }
+    return HCATTN__ERROR_CODE__OK;
+}
+
+static bool in_range(float value, float low, float high)
+{
+    return isfinite(value) && value >= low && value <= high;
+}
+
+static Hcattn__ErrorCode check_sampling(const Hcattn__Sampling *sampling, char *sentence)
+{
+    if (!sampling)
+        return HCATTN__ERROR_CODE__OK;
+    if (!in_range(sampling->temperature, 0, 100))
+        return INVALID("temperature %g; 0 (greedy) to 100", (double)sampling->temperature);
+    if (!in_range(sampling->top_p, 0, 1))
+        return INVALID("top_p %g; 0 (off) to 1", (double)sampling->top_p);
+    if (!in_range(sampling->min_p, 0, 1))
+        return INVALID("min_p %g; 0 (off) to 1", (double)sampling->min_p);
+    if (!in_range(sampling->repeat_penalty, 0, 100))
+        return INVALID("repeat_penalty %g; 0 or 1 (off) to 100", (double)sampling->repeat_penalty);
+    if (!in_range(sampling->presence_penalty, -100, 100) || !in_range(sampling->frequency_penalty, -100, 100))
+        return INVALID("presence_penalty %g, frequency_penalty %g; -100 to 100", (double)sampling->presence_penalty,
+                       (double)sampling->frequency_penalty);
+    if (sampling->n_logit_bias > MAX_BIAS)
+        return INVALID("%zu logit biases; at most %u", sampling->n_logit_bias, MAX_BIAS);
+    for (size_t i = 0; i < sampling->n_logit_bias; i++) {
+        float bias = sampling->logit_bias[i]->bias;
+        if (isnan(bias) || bias > 1e6f)
+            return INVALID("logit bias %g of token %u; a number, or -inf to forbid it", (double)bias,
+                           sampling->logit_bias[i]->id);
+    }
+    return HCATTN__ERROR_CODE__OK;
+}
+
+static Hcattn__ErrorCode check_generate(const Hcattn__Generate *generate, char *sentence)
+{
+    if (generate->top_logprobs > MAX_TOP_LOGPROBS)
+        return INVALID("top_logprobs %u; at most %u", generate->top_logprobs, MAX_TOP_LOGPROBS);
+    if (generate->n_stop > MAX_STOP)
+        return INVALID("%zu stop strings; at most %u", generate->n_stop, MAX_STOP);
+    for (size_t i = 0; i < generate->n_stop; i++) {
+        size_t n_bytes = strlen(generate->stop[i]);
+        if (n_bytes == 0 || n_bytes > MAX_STOP_BYTES)
+            return INVALID("a stop string of %zu bytes; 1 to %u", n_bytes, MAX_STOP_BYTES);
+        Hcattn__ErrorCode code = check_text(generate->stop[i], "stop string", sentence);
+        if (code != HCATTN__ERROR_CODE__OK)
+            return code;
+    }
+    Hcattn__ErrorCode code = check_sampling(generate->sampling, sentence);
+    return code != HCATTN__ERROR_CODE__OK ? code : check_input(generate->input, sentence);
+}
+
+static Hcattn__ErrorCode check_open(const Hcattn__OpenSession *open, char *sentence)
+{
+    if (open->policy[0] && strcmp(open->policy, "full") != 0)
+        return refuse(sentence, HCATTN__ERROR_CODE__NOT_SUPPORTED, "policy \"%.64s\" is not known; there is: full",
+                      open->policy);
+    if (open->exact_tokens > MAX_EXACT_TOKENS)
+        return INVALID("exact_tokens %u; at most %u", open->exact_tokens, MAX_EXACT_TOKENS);
+    return HCATTN__ERROR_CODE__OK;
+}
+
+static Hcattn__ErrorCode need_session(uint64_t session, char *sentence)
+{
+    return session == 0 ? INVALID("session 0 is none") : HCATTN__ERROR_CODE__OK;
+}
+
+static Hcattn__ErrorCode need_input(const Hcattn__Input *input, char *sentence)
+{
+    return validate_input_empty(input) ? INVALID("the prompt is empty") : check_input(input, sentence);
+}
+
+static Hcattn__ErrorCode first_error(Hcattn__ErrorCode a, Hcattn__ErrorCode b)
+{
+    return a != HCATTN__ERROR_CODE__OK ? a : b;
+}
+
+Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Request *request,
+                                   char sentence[SERVER_ERROR_BYTES])
+{
+    (void)server;
+    switch (request->request_case) {
+    case HCATTN__REQUEST__REQUEST_OPEN_SESSION:
+        return check_open(request->open_session, sentence);
+    case HCATTN__REQUEST__REQUEST_CLOSE_SESSION:
+        return need_session(request->close_session->session, sentence);
+    case HCATTN__REQUEST__REQUEST_APPEND:
+        return first_error(need_session(request->append->session, sentence),
+                           need_input(request->append->input, sentence));
+    case HCATTN__REQUEST__REQUEST_GENERATE:
+        return first_error(need_session(request->generate->session, sentence),
+                           check_generate(request->generate, sentence));
+    case HCATTN__REQUEST__REQUEST_SCORE:
+        if (request->score->from == 0)
+            return INVALID("from 0: the first token has nothing before it; at least 1");
+        if (request->score->top_logprobs > MAX_TOP_LOGPROBS)
+            return INVALID("top_logprobs %u; at most %u", request->score->top_logprobs, MAX_TOP_LOGPROBS);
+        return first_error(need_session(request->score->session, sentence),
+                           need_input(request->score->input, sentence));
+    case HCATTN__REQUEST__REQUEST_TOKENIZE:
+        if (!request->tokenize->input || request->tokenize->input->input_case == HCATTN__INPUT__INPUT__NOT_SET)
+            return INVALID("there is no input to tokenize");
+        return check_input(request->tokenize->input, sentence);
+    case HCATTN__REQUEST__REQUEST__NOT_SET:
+        return INVALID("a request without content, or of a kind that this version does not know");
+    default:
+        return HCATTN__ERROR_CODE__OK;
+    }
+}
