@@ -40,7 +40,8 @@ struct wait {
     bool resumed;       /* sent again because another coordinator answers */
     uint64_t resumed_us;
     uint32_t n_out_of_step;
-    bool refused; /* by an Error in *error that is to be judged with the next health */
+    bool answered; /* something that is no Error came for this request */
+    bool refused;  /* by an Error in *error that is to be judged with the next health */
     int refused_result;
     bool kept; /* the last reply is the caller's now */
 
@@ -190,6 +191,13 @@ static bool refused_for_now(const struct wait *wait, enum hcattn_code code)
     return since_us < wait->client->lost_timeout_us && (code == HCATTN_UNAVAILABLE || !wait->sent_ready);
 }
 
+static void note_loss(struct wait *wait)
+{
+    wait->resumed = true;
+    wait->resumed_us = clock_now_us();
+    wait->sent_ready = false;
+}
+
 /* 1: goes on; 0 or negative errno: the call ends so. */
 static int judge_health(struct wait *wait, const Hcattn__Reply *reply)
 {
@@ -198,11 +206,8 @@ static int judge_health(struct wait *wait, const Hcattn__Reply *reply)
     bool lost = client->coordinator && health->coordinator != client->coordinator;
     client->coordinator = health->coordinator;
     client->ready = health->ready;
-    if (lost) {
-        wait->resumed = true;
-        wait->resumed_us = clock_now_us();
-        wait->sent_ready = false;
-    }
+    if (lost)
+        note_loss(wait);
     if (wait->cancelling || wait->to_send || wait->epoch == 0 || reply->request_id != wait->health_id ||
         wait->health_epoch != wait->epoch)
         return 1;
@@ -217,6 +222,8 @@ static int judge_health(struct wait *wait, const Hcattn__Reply *reply)
     bool listed = false;
     for (size_t i = 0; i < health->n_running; i++)
         listed |= health->running[i] == wait->id;
+    if (!listed && wait->answered && !wait->resumed)
+        note_loss(wait); /* it had begun to answer, so this must be another one, though we never heard of the first */
     if (!listed || (wait->confirmed && wait->confirmed != health->coordinator))
         ask_again(wait, 0);
     else
@@ -262,6 +269,7 @@ static int take_reply(struct wait *wait, Hcattn__Reply *reply)
         return take_error(wait, reply->error);
     if (wait->cancelling)
         return message_is_last(reply) ? wait->cancel_result : 1;
+    wait->answered = true;
     switch (wait->call->on_reply(wait->call->context, reply)) {
     case CALL_GOES_ON:
         return 1;
