@@ -1,0 +1,101 @@
+/*
+ * fake_role.c - stands for hc-coordinator, hc-value-store and hc-gpu-worker (by its name) in tests of the supervisor and of
+ * `hcattn up`. Writes a line "PROGRAM PID ARGUMENTS" to <runtime dir>/started, then does as HCATTN_TEST_MODE says:
+ * "" sleeps until SIGTERM; "exit2" ends with status 2, "crash" at once by SIGABRT; "stubborn" takes no SIGTERM. With
+ * "-worker" behind it a mode is the worker's only. The coordinator answers Health and Stats.
+ */
+#include "common/options.h"
+#include "tests/unit/client/fake_coordinator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static enum fake_coordinator_step answer(struct fake_coordinator *fake, const Hcattn__Request *request)
+{
+    Hcattn__Reply reply = HCATTN__REPLY__INIT;
+    Hcattn__StatsReply stats = HCATTN__STATS_REPLY__INIT;
+    Hcattn__ProcessStats process = HCATTN__PROCESS_STATS__INIT, *pointer = &process;
+    if (request->request_case != HCATTN__REQUEST__REQUEST_STATS) {
+        fake_coordinator_error(fake, request->request_id, HCATTN__ERROR_CODE__NOT_SUPPORTED, "a fake");
+        return FAKE_KNOWN;
+    }
+    process.program = (char *)"hc-coordinator";
+    process.pid = (uint32_t)getpid();
+    process.state = (char *)"ready";
+    process.node = -1;
+    stats.model = (char *)"fake-model";
+    stats.processes = &pointer;
+    stats.n_processes = 1;
+    reply.request_id = request->request_id;
+    reply.reply_case = HCATTN__REPLY__REPLY_STATS;
+    reply.stats = &stats;
+    fake_coordinator_reply(fake, &reply);
+    return FAKE_KNOWN;
+}
+
+static void note_start(const char *program, int argc, char **argv, const char *directory)
+{
+    char path[256], line[2048];
+    snprintf(path, sizeof(path), "%s/started", directory);
+    int n = snprintf(line, sizeof(line), "%s %d", program, (int)getpid());
+    for (int i = 1; i < argc; i++)
+        n += snprintf(line + n, sizeof(line) - (size_t)n, " %s", argv[i]);
+    line[n++] = '\n';
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT, 0600);
+    if (fd < 0 || write(fd, line, (size_t)n) != n)
+        abort();
+    close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    const char *slash = strrchr(argv[0], '/');
+    const char *program = slash ? slash + 1 : argv[0];
+    const char *directory = "/tmp";
+    const char *given = options_environment("HCATTN_TEST_MODE");
+    char mode[64];
+    snprintf(mode, sizeof(mode), "%s", given ? given : "");
+    char *suffix = strstr(mode, "-worker");
+    if (suffix)
+        *suffix = '\0';
+    if (suffix && strcmp(program, "hc-gpu-worker") != 0)
+        mode[0] = '\0';
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], "--runtime-dir") == 0)
+            directory = argv[i + 1];
+    }
+    sigset_t set;
+    int number;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    note_start(program, argc, argv, directory);
+    if (strcmp(mode, "exit2") == 0) {
+        fprintf(stderr, "%s: no such model\n", program);
+        return 2;
+    }
+    if (strcmp(mode, "crash") == 0) {
+        signal(SIGABRT, SIG_DFL);
+        abort();
+    }
+    static struct fake_coordinator fake;
+    bool coordinates = strcmp(program, "hc-coordinator") == 0;
+    if (coordinates) {
+        snprintf(fake.endpoint, sizeof(fake.endpoint), "ipc://%.100s/client.sock", directory);
+        fake.handle = answer;
+        fake_coordinator_start(&fake);
+    }
+    while (strcmp(mode, "stubborn") == 0)
+        pause();
+    sigwait(&set, &number);
+    if (coordinates) {
+        fake_coordinator_stop(&fake);
+        unlink(fake.endpoint + strlen("ipc://"));
+    }
+    return 0;
+}
