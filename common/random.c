@@ -1,6 +1,9 @@
 /* random.c - getrandom(2). */
 #include "common/random.h"
 
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <sys/random.h>
 
 uint64_t random_u64(void)
@@ -13,4 +16,15 @@ uint64_t random_u64(void)
             value = 0;
     }
     return value;
+}
+
+int random_incarnation(const char *hex, uint64_t *ret_incarnation)
+{
+    char *end = NULL;
+    errno = 0;
+    uint64_t value = hex == NULL ? random_u64() : isxdigit((unsigned char)*hex) ? strtoull(hex, &end, 16) : 0;
+    if (value == 0 || errno != 0 || (end != NULL && *end != '\0'))
+        return -EINVAL;
+    *ret_incarnation = value;
+    return 0;
 }

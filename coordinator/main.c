@@ -18,7 +18,10 @@ static const struct option_spec specs[] = {
      .help = "Value-stores to expect, numbered from 0.",
      .minimum = 1,
      .maximum = SERVER_MAX_STORES},
-    {.name = "incarnation", .kind = OPTION_U64, .help = "Number of this life; 0: a random one. Given by a supervisor."},
+    {.name = "incarnation",
+     .kind = OPTION_STRING,
+     .metavar = "HEX",
+     .help = "Names this life. Given by a supervisor; default: random."},
     {.name = "log-level",
      .kind = OPTION_CHOICE,
      .default_text = "info",
@@ -90,13 +93,15 @@ static int serve(const struct options *options)
         return fail(2, error);
     if (strcmp(options_string(options, "policy"), "full") != 0)
         return fail(2, "--policy: there is: full");
-    uint64_t incarnation = options_u64(options, "incarnation");
+    uint64_t incarnation;
+    if (random_incarnation(options_string(options, "incarnation"), &incarnation) != 0)
+        return fail(2, "--incarnation: not a hexadecimal number above 0");
     struct server_options server_options = {
         .runtime_dir = runtime_dir,
         .client_endpoint = options_string(options, "client-endpoint"),
         .policy = options_string(options, "policy"),
         .transport = options_string(options, "transport"),
-        .incarnation = incarnation ? incarnation : random_u64(),
+        .incarnation = incarnation,
         .n_stores = options_u32(options, "stores"),
         .max_sessions = options_u32(options, "max-sessions"),
         .max_requests = options_u32(options, "max-requests"),

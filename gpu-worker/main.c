@@ -227,14 +227,10 @@ static int run(const struct options *options)
     struct server_options server = {
         .runtime_dir = directory,
         .index = options_u32(options, "index"),
-        .incarnation = random_u64(),
         .reconnect_timeout_us = options_duration_ms(options, "reconnect-timeout") * 1000,
     };
-    const char *incarnation = options_string(options, "incarnation");
-    if (incarnation != NULL)
-        server.incarnation = strtoull(incarnation, NULL, 16);
-    if (server.incarnation == 0) {
-        LOG_ERROR("--incarnation: '%s' is not a hexadecimal number", incarnation);
+    if (random_incarnation(options_string(options, "incarnation"), &server.incarnation) < 0) {
+        LOG_ERROR("--incarnation: not a hexadecimal number above 0");
         return EXIT_USAGE;
     }
     if (options_runtime_dir(options_string(options, "runtime-dir"), directory, error) < 0) {

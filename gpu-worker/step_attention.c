@@ -142,51 +142,67 @@ static float *tile_partials(const struct step *step, uint32_t kv_head, uint32_t 
                                      KERNELS_PARTIAL_FLOATS(step->shape.head_dim);
 }
 
-/* Pieces of one KV head in the canonical order: part 0 is the exact set, part 1 + lane the old blocks of a lane. */
-static bool add_tile_items(struct step *step, const struct tile *tile, uint32_t layer, uint32_t kv_head,
-                           uint32_t *n_items, uint32_t *n_pieces)
+/* Items of one KV head under construction: pieces and items are appended to the step's arrays. */
+struct tile_items {
+    struct step *step;
+    const struct tile *tile;
+    uint32_t layer, kv_head;
+    uint32_t n_items, n_pieces;
+};
+
+static bool add_piece(struct tile_items *items, uint32_t block, uint64_t mask)
 {
-    uint32_t n_old = exact_set_n_old_blocks(tile->first_position), group = group_size(step);
-    uint32_t last = (tile->first_position + tile->n - 1) % LAYOUT_BLOCK_TOKENS;
+    struct step *step = items->step;
+    const struct block_header *header = tile_block(step, items->tile, block);
+    if (header == NULL)
+        return false;
+    step->pieces[items->n_pieces++] =
+        (struct backend_piece){.rows = stores_rows(step->stores, header, items->layer, items->kv_head), .mask = mask};
+    return true;
+}
+
+/* The pieces from `first` on as one item, whose partials are `part` of the tile's; causal: the last of them is. */
+static void add_item(struct tile_items *items, uint32_t part, uint32_t first, bool causal)
+{
+    struct step *step = items->step;
+    const struct tile *tile = items->tile;
+    uint32_t group = group_size(step), n = items->n_pieces - first;
     size_t queries = (size_t)LAYOUT_BLOCK_TOKENS * group;
-    for (uint32_t part = 0; part <= LAYOUT_N_LANES; part++) {
-        struct backend_piece *pieces = step->pieces + *n_pieces;
-        uint32_t n = 0, causal = UINT32_MAX;
-        uint32_t block = part == 0 ? 0 : part - 1, stride = part == 0 ? 1 : LAYOUT_N_LANES;
-        uint32_t end = part == 0 ? tile->block + 1 : n_old;
-        for (; block < end; block += stride) {
-            uint64_t mask = part == 0 ? ~(uint64_t)0 : exact_set_old_mask(block);
-            if (part == 0 && block < n_old) { /* of old blocks the exact set has only the sinks */
-                if (block > 0) {
-                    block = n_old - 1;
-                    continue;
-                }
-                mask = ~exact_set_old_mask(0);
-            }
-            if (part == 0 && block == tile->block) {
-                mask = ~(uint64_t)0 >> (LAYOUT_BLOCK_TOKENS - 1 - last);
-                causal = n;
-            }
-            const struct block_header *header = tile_block(step, tile, block);
-            if (header == NULL)
+    if (n == 0)
+        return;
+    make_empty(tile_partials(step, items->kv_head, part, 0), (size_t)tile->n * group, step->shape.head_dim);
+    step->items[items->n_items++] = (struct backend_attend){
+        .q = step->tile_q + items->kv_head * queries * step->shape.head_dim,
+        .partials = tile_partials(step, items->kv_head, part, 0),
+        .pieces = step->pieces + first,
+        .n_pieces = n,
+        .n_queries = tile->n * group,
+        .group = group,
+        .causal_piece = causal ? n - 1 : n,
+        .causal_first = tile->first_position % LAYOUT_BLOCK_TOKENS,
+    };
+}
+
+/* One KV head in the canonical order: part 0 is the exact set, part 1 + lane the old blocks of a lane. */
+static bool add_tile_items(struct tile_items *items)
+{
+    const struct tile *tile = items->tile;
+    uint32_t n_old = exact_set_n_old_blocks(tile->first_position), first = items->n_pieces;
+    uint32_t last = (tile->first_position + tile->n - 1) % LAYOUT_BLOCK_TOKENS;
+    if (n_old > 0 && !add_piece(items, 0, ~exact_set_old_mask(0)))
+        return false;
+    for (uint32_t block = n_old; block < tile->block; block++)
+        if (!add_piece(items, block, ~(uint64_t)0))
+            return false;
+    if (!add_piece(items, tile->block, ~(uint64_t)0 >> (LAYOUT_BLOCK_TOKENS - 1 - last)))
+        return false;
+    add_item(items, 0, first, true);
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        first = items->n_pieces;
+        for (uint32_t block = lane; block < n_old; block += LAYOUT_N_LANES)
+            if (!add_piece(items, block, exact_set_old_mask(block)))
                 return false;
-            pieces[n++] =
-                (struct backend_piece){.rows = stores_rows(step->stores, header, layer, kv_head), .mask = mask};
-        }
-        if (n == 0)
-            continue;
-        make_empty(tile_partials(step, kv_head, part, 0), (size_t)tile->n * group, step->shape.head_dim);
-        step->items[(*n_items)++] = (struct backend_attend){
-            .q = step->tile_q + (size_t)kv_head * queries * step->shape.head_dim,
-            .partials = tile_partials(step, kv_head, part, 0),
-            .pieces = pieces,
-            .n_pieces = n,
-            .n_queries = tile->n * group,
-            .group = group,
-            .causal_piece = causal == UINT32_MAX ? n : causal,
-            .causal_first = tile->first_position % LAYOUT_BLOCK_TOKENS,
-        };
-        *n_pieces += n;
+        add_item(items, 1 + lane, first, false);
     }
     return true;
 }
@@ -222,13 +238,13 @@ static void attend_tile(struct step *step, const struct tile *tile, uint32_t lay
             memcpy(step->tile_q + (head * queries + (size_t)i * group) * d,
                    step->q + ((size_t)(tile->first_row + i) * n_heads + (size_t)head * group) * d,
                    (size_t)group * d * sizeof(float));
-    uint32_t n_items = 0, n_pieces = 0;
-    for (uint32_t head = 0; head < step->shape.n_kv_heads; head++)
-        if (!add_tile_items(step, tile, layer, head, &n_items, &n_pieces)) {
+    struct tile_items items = {.step = step, .tile = tile, .layer = layer};
+    for (; items.kv_head < step->shape.n_kv_heads; items.kv_head++)
+        if (!add_tile_items(&items)) {
             run_fail(tile->run, -ESTALE, "a block of the session is not in its store any more");
             return;
         }
-    step->network->ops->attend(step->network->backend, step->items, n_items, d, attention_scale(step));
+    step->network->ops->attend(step->network->backend, step->items, items.n_items, d, attention_scale(step));
     struct tile_job job = {.step = step, .tile = tile};
     pool_run(step->pool, tile->n, merge_position, &job);
 }

@@ -36,23 +36,9 @@ static const struct options_table table = {
     .n_specs = sizeof(specs) / sizeof(specs[0]),
 };
 
-/* 16 hexadecimal digits at most, not 0. */
-static int parse_incarnation(const char *text, uint64_t *ret_incarnation)
-{
-    char *end;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, 16);
-    if (errno != 0 || end == text || *end != 0 || value == 0 || text[0] == '-')
-        return -EINVAL;
-    *ret_incarnation = value;
-    return 0;
-}
-
 static int configure(const struct options *options, struct server_config *config, char error[OPTIONS_ERROR_SIZE])
 {
-    const char *incarnation = options_string(options, "incarnation");
     config->store = (struct store_config){
-        .incarnation = random_u64(),
         .index = options_u32(options, "index"),
         .memory_bytes = options_bytes(options, "memory"),
         .has_node = options_given(options, "node"),
@@ -61,7 +47,7 @@ static int configure(const struct options *options, struct server_config *config
         .huge_pages = options_choice(options, "huge-pages") == 0,
     };
     config->reconnect_timeout_ms = options_duration_ms(options, "reconnect-timeout");
-    if (incarnation && parse_incarnation(incarnation, &config->store.incarnation) < 0) {
+    if (random_incarnation(options_string(options, "incarnation"), &config->store.incarnation) < 0) {
         snprintf(error, OPTIONS_ERROR_SIZE, "hc-value-store: --incarnation: not a hexadecimal number above 0");
         return -EINVAL;
     }

@@ -45,8 +45,11 @@ VECTOR_INLINE void integer_add(const uint32_t n_tokens, vi weights, const struct
                                uint32_t g, vi *pairs)
 {
 #pragma GCC unroll 4
-    for (uint32_t t = 0; t < n_tokens; t++)
+    for (uint32_t t = 0; t < n_tokens; t++) {
         pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(weights, integer_columns(x[t] + b, g)));
+        /* add now: left to itself the compiler multiplies everything first and spills */
+        __asm__("" : "+x"(pairs[t]));
+    }
 }
 
 VECTOR_INLINE void integer_u4(const uint32_t n_tokens, const uint8_t *quants, const struct cpu_activation *const *x,
