@@ -147,7 +147,7 @@ static void *serve(void *context)
 
 void fake_coordinator_start(struct fake_coordinator *fake)
 {
-    fake->ready = true;
+    fake->ready = !fake->not_ready;
     check(socket_context_new(&fake->sockets), "context");
     open_socket(fake);
     if (pthread_create(&fake->thread, NULL, serve, fake) != 0)

@@ -25,6 +25,7 @@ struct fake_coordinator {
     char endpoint[160];
     enum fake_coordinator_step (*handle)(struct fake_coordinator *fake, const Hcattn__Request *request);
     void *context;
+    bool not_ready; /* from the start */
     bool not_ready_after_restart;
 
     /* for the handler */

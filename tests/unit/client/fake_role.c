@@ -61,6 +61,7 @@ int main(int argc, char **argv)
     char mode[64];
     snprintf(mode, sizeof(mode), "%s", given ? given : "");
     char *suffix = strstr(mode, "-worker");
+    bool worker_fails = suffix && strncmp(mode, "exit2", 5) == 0; /* then the service is never ready */
     if (suffix)
         *suffix = '\0';
     if (suffix && strcmp(program, "hc-gpu-worker") != 0)
@@ -88,6 +89,7 @@ int main(int argc, char **argv)
     if (coordinates) {
         snprintf(fake.endpoint, sizeof(fake.endpoint), "ipc://%.100s/client.sock", directory);
         fake.handle = answer;
+        fake.not_ready = worker_fails;
         fake_coordinator_start(&fake);
     }
     while (strcmp(mode, "stubborn") == 0)
