@@ -27,12 +27,11 @@ OUTSIDE = {
     r"cmocka\.h": [],
 }
 
-# Messages stop at the server: in these folders only files whose path matches may see protobuf or ZeroMQ. The coordinator
-# is little else than messages; placement and descriptors are its core.
+# Messages stop at the server: in these folders only files whose path matches may see protobuf or ZeroMQ: the server, and
+# its link to the coordinator. The coordinator is little else than messages; placement and descriptors are its core.
 MESSAGE_FOLDERS = ["coordinator", "value-store", "gpu-worker"]
 MESSAGE_HEADERS = [r"proto/.*\.pb-c\.h", r"common/socket\.h"]
-MESSAGE_FILES = [r"[^/]+/(server|main)[^/]*\.[ch]", r"gpu-worker/link[^/]*\.[ch]",
-                 r"coordinator/(state|router|registry|requests|sessions|rebuild)[^/]*\.[ch]"]
+MESSAGE_FILES = [r"[^/]+/(server|main|link)[^/]*\.[ch]", r"coordinator/(?!placement|descriptors)[^/]*\.[ch]"]
 
 # Calls that belong to one file.
 CALLS = {

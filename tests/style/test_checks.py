@@ -56,6 +56,9 @@ class Includes(unittest.TestCase):
         self.assert_refused("gpu-worker/model/gguf.c", '#include "common/socket.h"', "messages stop",
                             ["common/socket.h"])
 
+        self.assert_refused("coordinator/placement.c", '#include "proto/control.pb-c.h"', "messages stop")
+        self.assertEqual(problems("coordinator/router.c", '#include "proto/control.pb-c.h"'), [])
+
     def test_the_environment_is_read_in_one_place(self):
         self.assertEqual(problems("common/options.c", 'x = getenv("HOME");'), [])
         self.assert_refused("client/call.c", 'x = getenv("HOME");', "common/options")
