@@ -20,6 +20,8 @@ void programs_setup(struct programs *programs, const char *mode)
     if (!mkdtemp(programs->directory))
         abort();
     snprintf(programs->log, sizeof(programs->log), "%s/test.log", programs->directory);
+    snprintf(programs->out, sizeof(programs->out), "%s/out", programs->directory);
+    snprintf(programs->in, sizeof(programs->in), "%s/in", programs->directory);
 }
 
 void programs_cleanup(struct programs *programs)
@@ -50,9 +52,12 @@ pid_t programs_start(const struct programs *programs, bool fakes, const char *co
     if (pid > 0)
         return pid;
     int fd = open(programs->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-    int null_fd = open("/dev/null", O_RDONLY);
-    dup2(null_fd, STDIN_FILENO);
-    dup2(fd, STDOUT_FILENO);
+    int in_fd = open(programs->in, O_RDONLY);
+    int out_fd = programs->split ? open(programs->out, O_WRONLY | O_CREAT | O_TRUNC, 0600) : fd;
+    if (in_fd < 0)
+        in_fd = open("/dev/null", O_RDONLY);
+    dup2(in_fd, STDIN_FILENO);
+    dup2(out_fd, STDOUT_FILENO);
     dup2(fd, STDERR_FILENO);
     setenv("HCATTN_TEST_MODE", programs->mode, 1);
     execv(PROGRAMS_HCATTN, (char *const *)argv);

@@ -11,8 +11,11 @@
 
 struct programs {
     char directory[64]; /* --runtime-dir */
-    char log[96];       /* what was written to stdout and stderr by all */
-    const char *mode;   /* HCATTN_TEST_MODE */
+    char log[96];       /* what was written to stderr by all, and to stdout unless `split` */
+    char out[96];       /* with `split`: stdout of the last one */
+    char in[96];        /* stdin, if the test has written this file */
+    bool split;
+    const char *mode; /* HCATTN_TEST_MODE */
 };
 
 void programs_setup(struct programs *programs, const char *mode);
