@@ -9,7 +9,7 @@ OURS = {
     "value-store": ["common", "proto", "kernels"],
     "gpu-worker": ["common", "proto", "kernels"],
     "client": ["common", "proto"],
-    "bench": ["common", "proto"],
+    "bench": ["common", "proto", "kernels", "gpu-worker"],  # it measures kernels and back ends alone
     "gateway": ["common", "proto", "client"],
 }
 
