@@ -1,0 +1,121 @@
+/* test_golden.c - greedy continuations of the real model, beside what llama.cpp computed from the same weights. */
+#include "tests/system/service.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How close: see tests/golden/README.md. */
+static const double max_gap = 0.05;  /* between the peer's best two, where a continuation may part from the peer's */
+static const double max_mean = 0.02; /* mean |log-probability difference| */
+
+struct golden {
+    json_t *root, *continuations;
+};
+
+static int set_up(void **state)
+{
+    static struct golden golden;
+    json_error_t error;
+    golden.root = json_load_file("tests/golden/continuations.json", 0, &error);
+    if (golden.root == NULL)
+        fail_msg("tests/golden/continuations.json:%d: %s", error.line, error.text);
+    golden.continuations = json_object_get(golden.root, "continuations");
+    assert_true(json_array_size(golden.continuations) >= 20);
+    *state = &golden;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct golden *golden = *state;
+    json_decref(golden->root);
+    return 0;
+}
+
+static double number(const json_t *array, size_t i)
+{
+    return json_number_value(json_array_get(array, i));
+}
+
+struct difference {
+    double sum;
+    uint64_t n;
+    uint32_t n_parted; /* continuations that went another way */
+};
+
+/* Follows the peer's continuation as far as ours is the same. */
+static void compare(const json_t *entry, struct hcattn *client, struct difference *difference)
+{
+    const char *kind = json_string_value(json_object_get(entry, "kind"));
+    const json_t *prompt_ids = json_object_get(entry, "prompt_ids"), *ids = json_object_get(entry, "ids");
+    const json_t *logprobs = json_object_get(entry, "logprobs"), *top = json_object_get(entry, "top");
+    struct answer answer = {0};
+    service_generate_text(client, json_string_value(json_object_get(entry, "prompt")), 64, 0, &answer);
+    assert_int_equal(answer.n_prompt, json_array_size(prompt_ids));
+    for (uint32_t i = 0; i < answer.n_prompt; i++)
+        assert_int_equal(answer.prompt_ids[i], json_integer_value(json_array_get(prompt_ids, i)));
+
+    bool ended = strcmp(json_string_value(json_object_get(entry, "stopped")), "eos") == 0;
+    size_t n = json_array_size(ids);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t expected = (uint32_t)json_integer_value(json_array_get(ids, i));
+        bool at_end = ended && i + 1 == n;
+        uint32_t ours = i < answer.n ? answer.ids[i] : answer.finished.end_id;
+        if (ours != expected || (at_end && answer.finished.reason != HCATTN_FINISH_END)) {
+            const json_t *best = json_array_get(top, i);
+            double gap = number(json_array_get(best, 0), 1) - number(json_array_get(best, 1), 1);
+            print_message("%s: token %zu is %u, the peer's %u; its best two are %.3f apart\n", kind, i, ours, expected,
+                          gap);
+            if (gap > max_gap)
+                fail_msg("%s parts where the peer is sure", kind);
+            difference->n_parted++;
+            break;
+        }
+        if (at_end)
+            break;
+        difference->sum += fabs((double)answer.logprobs[i] - number(logprobs, i));
+        difference->n++;
+    }
+    answer_free(&answer);
+}
+
+static void check(void **state, const char *const *arguments, size_t max_prompt, size_t stride)
+{
+    struct golden *golden = *state;
+    struct service service;
+    struct difference difference = {0};
+    service_start(&service, arguments, NULL);
+    for (size_t i = 0; i < json_array_size(golden->continuations); i += stride) {
+        const json_t *entry = json_array_get(golden->continuations, i);
+        if (json_array_size(json_object_get(entry, "prompt_ids")) <= max_prompt)
+            compare(entry, service.client, &difference);
+    }
+    service_stop(&service);
+    double mean = difference.sum / (double)difference.n;
+    print_message("%llu log-probabilities, mean difference %.5f; %u continuations parted at a near tie\n",
+                  (unsigned long long)difference.n, mean, difference.n_parted);
+    assert_true(difference.n > 100);
+    assert_true(mean <= max_mean);
+}
+
+static void cpu_back_end(void **state)
+{
+    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", NULL}, SIZE_MAX, 1);
+}
+
+static void reference_back_end(void **state)
+{
+    check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 12);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cpu_back_end),
+        cmocka_unit_test(reference_back_end),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
