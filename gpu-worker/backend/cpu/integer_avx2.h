@@ -4,7 +4,7 @@
  * maddubs multiplies unsigned weights with signed activations (|a| <= 127) and adds pairs in 16 bits. That never
  * saturates here, and how many of its results fit into one 16-bit sum follows from the weights' range:
  *     u4  2 x 15 x 127 x 8 = 30480        u5  2 x 31 x 127 x 4 = 31496        u6  2 x 63 x 127 x 2 = 32004
- * S8 is cut into a low half 0..15 and a high half (q >> 4) + 8, also 0..15: q = low + 16 high - 128.
+ *     s8  2 x 128 x 127 = 32512, of |q| and the activation with q's sign
  */
 #pragma once
 
@@ -105,22 +105,17 @@ VECTOR_INLINE void integer_u6_half(const uint32_t n_tokens, const uint32_t half,
 VECTOR_INLINE void integer_s8(const uint32_t n_tokens, const uint8_t *quants, const struct cpu_activation *const *x,
                               uint32_t b, vi *sums)
 {
-    const vi mask = _mm256_set1_epi8(15);
-    vi low[INTEGER_MAX_TOKENS], high[INTEGER_MAX_TOKENS];
-    integer_zero(n_tokens, low);
-    integer_zero(n_tokens, high);
+    integer_zero(n_tokens, sums);
 #pragma GCC unroll 8
     for (uint32_t g = 0; g < 8; g++) {
-        vi bytes = integer_load(quants + g * 32);
-        integer_add(n_tokens, _mm256_and_si256(bytes, mask), x, b, g, low);
-        /* the sign bit of a nibble, inverted, is that nibble plus 8 */
-        vi top = _mm256_xor_si256(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask), _mm256_set1_epi8(8));
-        integer_add(n_tokens, top, x, b, g, high);
-    }
+        vi weights = integer_load(quants + g * 32);
+        vi size = _mm256_abs_epi8(weights); /* 128 for -128, as unsigned */
 #pragma GCC unroll 4
-    for (uint32_t t = 0; t < n_tokens; t++) {
-        vi sum = _mm256_add_epi32(integer_widen(low[t]), _mm256_slli_epi32(integer_widen(high[t]), 4));
-        sums[t] = _mm256_sub_epi32(sum, _mm256_set1_epi32(x[t][b].total * 128));
+        for (uint32_t t = 0; t < n_tokens; t++) {
+            vi columns = _mm256_sign_epi8(integer_columns(x[t] + b, g), weights);
+            sums[t] = _mm256_add_epi32(sums[t], integer_widen(_mm256_maddubs_epi16(size, columns)));
+            __asm__("" : "+x"(sums[t]));
+        }
     }
 }
 

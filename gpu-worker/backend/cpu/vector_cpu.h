@@ -15,6 +15,10 @@
 
 #define FLOAT_TILE_ROWS   4u
 #define FLOAT_TILE_TOKENS 3u
+#define PACKED_MAX_TILES  4u
+
+/* Tiles lie one after the other, so this far ahead is what comes next; past the end a prefetch does nothing. */
+#define PACKED_PREFETCH_BYTES 1536u
 
 /* n < VECTOR_WIDTH numbers, then zeros. */
 VECTOR_INLINE vf vector_load_tail(const float *p, uint32_t n)
@@ -84,77 +88,105 @@ VECTOR_INLINE void packed_scale(const uint32_t n_tokens, const vi *integers, vf 
         sums[t] = vf_fma(vi_to_float(integers[t]), vf_mul(scale, vf_set(x[t][b].scale)), sums[t]);
 }
 
-/* One tile of rows x n_tokens tokens over all blocks. */
-VECTOR_INLINE void packed_tile(const enum cpu_packing packing, const uint32_t n_tokens, const struct cpu_packed *weight,
-                               uint32_t tile, const struct cpu_activation *const *x, vf *sums)
+/* Adds one block of one tile to the sums of n_tokens tokens. */
+VECTOR_INLINE void packed_block(const enum cpu_packing packing, const uint32_t n_tokens, const uint8_t *block,
+                                const struct cpu_activation *const *x, uint32_t b, vf *sums)
 {
-    const uint8_t *block = weight->data + tile * weight->tile_bytes;
-    const uint32_t n_blocks = weight->n_blocks;
-    const size_t scale_bytes = VECTOR_WIDTH * cpu_packed_scale_bytes(packing);
-    const size_t block_bytes = scale_bytes + VECTOR_WIDTH * cpu_packed_quant_bytes(packing);
+    const uint8_t *quants = block + VECTOR_WIDTH * cpu_packed_scale_bytes(packing);
     vi integers[INTEGER_MAX_TOKENS];
+    if (packing == CPU_U6) {
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < 2; half++) {
+            vf scale = packed_f32(block, half);
+            integer_u6_half(n_tokens, half, quants, x, b, integers);
+            packed_scale(n_tokens, integers, scale, x, b, sums);
+            vf minimum = vf_mul(scale, vf_set(-32.0f));
+#pragma GCC unroll 4
+            for (uint32_t t = 0; t < n_tokens; t++)
+                sums[t] = vf_fma(minimum, vf_set(x[t][b].half_sums[half]), sums[t]);
+        }
+        return;
+    }
+    if (packing == CPU_U4 || packing == CPU_U4_MIN || packing == CPU_U4_K)
+        integer_u4(n_tokens, quants, x, b, integers);
+    else if (packing == CPU_S8)
+        integer_s8(n_tokens, quants, x, b, integers);
+    else
+        integer_u5(n_tokens, quants, x, b, integers);
+    const int wide = packing == CPU_U4_K || packing == CPU_U5_K;
+    vf scale = wide ? packed_f32(block, 0) : packed_f16(block, 0);
+    packed_scale(n_tokens, integers, scale, x, b, sums);
+    if (packing == CPU_S8)
+        return;
+    vf minimum;
+    if (wide)
+        minimum = packed_f32(block, 1);
+    else if (packing == CPU_U4_MIN || packing == CPU_U5_MIN)
+        minimum = packed_f16(block, 1);
+    else
+        minimum = vf_mul(scale, vf_set(packing == CPU_U4 ? -8.0f : -16.0f));
 #pragma GCC unroll 4
     for (uint32_t t = 0; t < n_tokens; t++)
-        sums[t] = vf_zero();
-    for (uint32_t b = 0; b < n_blocks; b++, block += block_bytes) {
-        const uint8_t *quants = block + scale_bytes;
-        if (packing == CPU_U6) {
-#pragma GCC unroll 2
-            for (uint32_t half = 0; half < 2; half++) {
-                vf scale = packed_f32(block, half);
-                integer_u6_half(n_tokens, half, quants, x, b, integers);
-                packed_scale(n_tokens, integers, scale, x, b, sums);
-                vf minimum = vf_mul(scale, vf_set(-32.0f));
+        sums[t] = vf_fma(minimum, vf_set(x[t][b].sum), sums[t]);
+}
+
+/*
+ * n_tiles tiles x n_tokens tokens over all blocks, written out; y is at the first tile's first row.
+ * One token takes several tiles together: several streams from memory, and sums that do not wait for each other.
+ */
+VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n_tiles, const uint32_t n_tokens,
+                                const struct cpu_packed *weight, uint32_t tile, const struct cpu_activation *x,
+                                float *y, size_t y_stride)
+{
+    const size_t block_bytes = VECTOR_WIDTH * (cpu_packed_scale_bytes(packing) + cpu_packed_quant_bytes(packing));
+    const size_t tile_bytes = weight->tile_bytes;
+    const uint32_t n_blocks = weight->n_blocks, n_rows = weight->n_rows - tile * VECTOR_WIDTH;
+    const uint8_t *block = weight->data + tile * tile_bytes;
+    const struct cpu_activation *rows[INTEGER_MAX_TOKENS];
+    vf sums[PACKED_MAX_TILES][INTEGER_MAX_TOKENS];
 #pragma GCC unroll 4
-                for (uint32_t t = 0; t < n_tokens; t++)
-                    sums[t] = vf_fma(minimum, vf_set(x[t][b].half_sums[half]), sums[t]);
-            }
-            continue;
-        }
-        if (packing == CPU_U4 || packing == CPU_U4_MIN || packing == CPU_U4_K)
-            integer_u4(n_tokens, quants, x, b, integers);
-        else if (packing == CPU_S8)
-            integer_s8(n_tokens, quants, x, b, integers);
-        else
-            integer_u5(n_tokens, quants, x, b, integers);
-        const int wide = packing == CPU_U4_K || packing == CPU_U5_K;
-        vf scale = wide ? packed_f32(block, 0) : packed_f16(block, 0);
-        packed_scale(n_tokens, integers, scale, x, b, sums);
-        if (packing == CPU_S8)
-            continue;
-        vf minimum = wide ? packed_f32(block, 1)
-                     : packing == CPU_U4_MIN || packing == CPU_U5_MIN
-                         ? packed_f16(block, 1)
-                         : vf_mul(scale, vf_set(packing == CPU_U4 ? -8.0f : -16.0f));
+    for (uint32_t t = 0; t < n_tokens; t++)
+        rows[t] = x + (size_t)t * n_blocks;
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < n_tiles; i++)
 #pragma GCC unroll 4
         for (uint32_t t = 0; t < n_tokens; t++)
-            sums[t] = vf_fma(minimum, vf_set(x[t][b].sum), sums[t]);
+            sums[i][t] = vf_zero();
+    for (uint32_t b = 0; b < n_blocks; b++, block += block_bytes) {
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < n_tiles; i++) {
+            const uint8_t *at = block + i * tile_bytes;
+#pragma GCC unroll 8
+            for (size_t line = 0; n_tiles == 1 && line < block_bytes; line += 64)
+                __builtin_prefetch(at + PACKED_PREFETCH_BYTES + line);
+            packed_block(packing, n_tokens, at, rows, b, sums[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < n_tiles; i++) {
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < n_tokens; t++) {
+            float *to = y + t * y_stride + i * VECTOR_WIDTH;
+            if (n_rows >= (i + 1) * VECTOR_WIDTH)
+                vf_store(to, sums[i][t]);
+            else
+                vector_store_tail(to, n_rows - i * VECTOR_WIDTH, sums[i][t]);
+        }
     }
 }
 
-/* One tile x n_tokens tokens, written out; y is at the tile's first row. */
-#define PACKED_TILE(name, packing, n_tokens)                                                                           \
+#define PACKED_TILE(name, packing, n_tiles, n_tokens)                                                                  \
     static __attribute__((noinline)) void name(const struct cpu_packed *weight, uint32_t tile,                         \
                                                const struct cpu_activation *x, float *y, size_t y_stride)              \
     {                                                                                                                  \
-        const struct cpu_activation *rows[n_tokens];                                                                   \
-        vf sums[n_tokens];                                                                                             \
-        uint32_t n_rows = weight->n_rows - tile * VECTOR_WIDTH;                                                        \
-        for (uint32_t t = 0; t < n_tokens; t++)                                                                        \
-            rows[t] = x + (size_t)t * weight->n_blocks;                                                                \
-        packed_tile(packing, n_tokens, weight, tile, rows, sums);                                                      \
-        for (uint32_t t = 0; t < n_tokens; t++) {                                                                      \
-            if (n_rows >= VECTOR_WIDTH)                                                                                \
-                vf_store(y + t * y_stride, sums[t]);                                                                   \
-            else                                                                                                       \
-                vector_store_tail(y + t * y_stride, n_rows, sums[t]);                                                  \
-        }                                                                                                              \
+        packed_tiles(packing, n_tiles, n_tokens, weight, tile, x, y, y_stride);                                        \
     }
 #define PACKED_TILES(name, packing)                                                                                    \
-    PACKED_TILE(name##_1, packing, 1)                                                                                  \
-    PACKED_TILE(name##_2, packing, 2)                                                                                  \
-    PACKED_TILE(name##_3, packing, 3)                                                                                  \
-    PACKED_TILE(name##_4, packing, 4)
+    PACKED_TILE(name##_many, packing, PACKED_MAX_TILES, 1)                                                             \
+    PACKED_TILE(name##_1, packing, 1, 1)                                                                               \
+    PACKED_TILE(name##_2, packing, 1, 2)                                                                               \
+    PACKED_TILE(name##_3, packing, 1, 3)                                                                               \
+    PACKED_TILE(name##_4, packing, 1, 4)
 PACKED_TILES(packed_u4, CPU_U4)
 PACKED_TILES(packed_u4_min, CPU_U4_MIN)
 PACKED_TILES(packed_u4_k, CPU_U4_K)
@@ -167,22 +199,27 @@ PACKED_TILES(packed_u6, CPU_U6)
 static void matmul_packed(const struct cpu_packed *weight, uint32_t first_tile, uint32_t n_tiles,
                           const struct cpu_activation *x, uint32_t n_tokens, float *y, size_t y_stride)
 {
+    typedef void tile_function(const struct cpu_packed *, uint32_t, const struct cpu_activation *, float *, size_t);
 #define PACKED_ROW(name)                                                                                               \
     {                                                                                                                  \
-        name##_1, name##_2, name##_3, name##_4                                                                         \
+        name##_many, name##_1, name##_2, name##_3, name##_4                                                            \
     }
-    static void (*const tiles[CPU_N_PACKINGS][INTEGER_MAX_TOKENS])(const struct cpu_packed *, uint32_t,
-                                                                   const struct cpu_activation *, float *, size_t) = {
+    static tile_function *const functions[CPU_N_PACKINGS][INTEGER_MAX_TOKENS + 1] = {
         [CPU_U4] = PACKED_ROW(packed_u4),         [CPU_U4_MIN] = PACKED_ROW(packed_u4_min),
         [CPU_U4_K] = PACKED_ROW(packed_u4_k),     [CPU_U5] = PACKED_ROW(packed_u5),
         [CPU_U5_MIN] = PACKED_ROW(packed_u5_min), [CPU_U5_K] = PACKED_ROW(packed_u5_k),
         [CPU_S8] = PACKED_ROW(packed_s8),         [CPU_U6] = PACKED_ROW(packed_u6),
     };
-    for (uint32_t tile = first_tile; tile < first_tile + n_tiles; tile++) {
+#undef PACKED_ROW
+    tile_function *const *function = functions[weight->packing];
+    uint32_t tile = first_tile;
+    for (; n_tokens == 1 && tile + PACKED_MAX_TILES <= first_tile + n_tiles; tile += PACKED_MAX_TILES)
+        function[0](weight, tile, x, y + (size_t)tile * VECTOR_WIDTH, y_stride);
+    for (; tile < first_tile + n_tiles; tile++) {
         for (uint32_t t = 0, n; t < n_tokens; t += n) {
             n = n_tokens - t < INTEGER_MAX_TOKENS ? n_tokens - t : INTEGER_MAX_TOKENS;
-            tiles[weight->packing][n - 1](weight, tile, x + (size_t)t * weight->n_blocks,
-                                          y + t * y_stride + (size_t)tile * VECTOR_WIDTH, y_stride);
+            function[n](weight, tile, x + (size_t)t * weight->n_blocks, y + t * y_stride + (size_t)tile * VECTOR_WIDTH,
+                        y_stride);
         }
     }
 }
