@@ -1,0 +1,232 @@
+/*
+ * test_request.c - every kind of malformed request is refused with the entry that is wrong; random ones do no harm.
+ */
+#include "tests/unit/value-store/requests.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct append_entry *append_at(struct request *request, uint32_t index)
+{
+    return (struct append_entry *)(void *)(request->bytes + request->header->appends_offset) + index;
+}
+
+static struct fetch_entry *fetch_at(struct request *request, uint32_t index)
+{
+    return (struct fetch_entry *)(void *)(request->bytes + request->header->fetches_offset) + index;
+}
+
+/* One of everything, all of it right (appends are of what is there already): what each case below breaks. */
+static void write_good(struct request *request)
+{
+    uint32_t results[2], ids[2];
+    requests_begin(request);
+    requests_choose(9, false);
+    requests_masks[3] |= 1;
+    requests_ask(request, 0xfff, 2, results);
+    struct append_entry appends[2];
+    struct fetch_entry fetches[2];
+    uint16_t *rows = fixture_rows(&requests_whole, FIXTURE_SESSION, (N_BLOCKS - 1) * 64, 2, LAYER);
+    for (uint32_t i = 0; i < 2; i++)
+        ids[i] = fixture_id(FIXTURE_SESSION, (N_BLOCKS - 1) * 64 + i);
+    for (uint32_t i = 0; i < 2; i++) {
+        appends[i] = (struct append_entry){
+            .session = FIXTURE_SESSION,
+            .handle = requests_handle(N_BLOCKS - 1),
+            .n_tokens = 2,
+            .flags = APPEND_IDS | APPEND_ROWS,
+            .ids_offset = requests_put(request, ids, sizeof(ids)),
+            .rows_offset = requests_put(request, rows, 2 * 2 * 4 * HEAD_DIM),
+        };
+        fetches[i] = (struct fetch_entry){
+            .session = FIXTURE_SESSION,
+            .handle = requests_handle(i),
+            .n_tokens = 64,
+            .result_offset = requests_room(request, 64 * 4 * HEAD_DIM),
+        };
+    }
+    free(rows);
+    request->header->fetches_offset = requests_put(request, fetches, sizeof(fetches));
+    request->header->n_fetches = 2;
+    request->header->appends_offset = requests_put(request, appends, sizeof(appends));
+    request->header->n_appends = 2;
+}
+
+#define CASES                                                                                                          \
+    X(NONE, 0, -EINVAL, r->header->magic++)                                                                            \
+    X(NONE, 0, -EINVAL, r->header->request++)                                                                          \
+    X(NONE, 0, -EINVAL, r->header->items_offset += 4)                                                                  \
+    X(NONE, 0, -EINVAL, r->header->items_offset = 0)                                                                   \
+    X(NONE, 0, -EINVAL, r->header->items_offset = UINT32_MAX - 15)                                                     \
+    X(NONE, 0, -EINVAL, r->header->n_items = UINT32_MAX)                                                               \
+    X(NONE, 0, -EINVAL, r->header->n_appends = 3)                                                                      \
+    X(NONE, 0, -EINVAL, r->header->n_runs = 1u << 14)                                                                  \
+    X(NONE, 0, -EINVAL, r->header->fetches_offset = r->header->n_bytes)                                                \
+    X(APPEND, 1, -ESTALE, append_at(r, 1)->session++)                                                                  \
+    X(APPEND, 1, -ESTALE, append_at(r, 1)->handle.generation++)                                                        \
+    X(APPEND, 1, -ESTALE, append_at(r, 1)->handle.index = UINT32_MAX)                                                  \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->flags = 0)                                                                  \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->flags = 7)                                                                  \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->n_tokens = 0)                                                               \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->n_tokens = 65)                                                              \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->n_tokens = UINT32_MAX)                                                      \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->first_token = 63)                                                           \
+    X(APPEND, 1, -ENODATA, append_at(r, 1)->first_token = 40)                                                          \
+    X(APPEND, 1, -EEXIST, append_at(r, 1)->first_token = 1)                                                            \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->ids_offset += 4)                                                            \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->ids_offset = r->header->n_bytes)                                            \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->rows_offset = UINT32_MAX - 15)                                              \
+    X(APPEND, 0, -EINVAL, append_at(r, 0)->rows_offset += 2)                                                           \
+    X(APPEND, 0, -EINVAL, r->header->layer = 3)                                                                        \
+    X(AGGREGATE, 0, -EINVAL, (r->header->n_appends = 0, r->header->layer = 3))                                         \
+    X(AGGREGATE, 0, -EINVAL, (r->header->n_appends = 0, r->header->layer = UINT32_MAX))                                \
+    X(AGGREGATE, 0, -EINVAL, ITEM(r)[0].kv_head = 2)                                                                   \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].kv_head = UINT32_MAX)                                                          \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].mode = 2)                                                                      \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_queries = 0)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_queries = UINT32_MAX)                                                        \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].q_offset += 8)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].q_offset = r->header->n_bytes / 16 * 16)                                       \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].first_run = 1)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].first_run = UINT32_MAX)                                                        \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_runs = 0)                                                                    \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_runs = UINT32_MAX)                                                           \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_runs -= 2)                                                                   \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].lanes = 0x7ff)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].lanes = 0x1fff)                                                                \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].lanes = 0)                                                                     \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].scale = NAN)                                                                   \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].scale = INFINITY)                                                              \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].result_offset = 0)                                                             \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].result_offset += 4)                                                            \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].result_offset = AREA - 16)                                                     \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].result_offset = UINT32_MAX - 15)                                               \
+    X(AGGREGATE, 1, -ESTALE, ITEM(r)[1].session = FIXTURE_OTHER)                                                       \
+    X(AGGREGATE, 1, -ESTALE, ITEM(r)[1].session = 0)                                                                   \
+    X(AGGREGATE, 0, -ESTALE, ITEM(r)[0].session++)                                                                     \
+    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle.generation++)                                                            \
+    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle.generation = 0)                                                          \
+    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle.index = N_BLOCKS + 1)                                                    \
+    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle = ((struct block_handle){N_BLOCKS, 1}))                                  \
+    X(AGGREGATE, 0, -EINVAL, RUN(r)[1] = RUN(r)[0])                                                                    \
+    X(AGGREGATE, 0, -EINVAL, RUN(r)[1].handle = requests_handle(1))                                                    \
+    X(AGGREGATE, 0, -EINVAL, (RUN(r)[0].handle = requests_handle(12), RUN(r)[1].handle = requests_handle(0)))          \
+    X(AGGREGATE, 0, -EINVAL, (RUN(r)[0].handle = requests_handle(1)))                                                  \
+    X(AGGREGATE, 0, -ENODATA, last_run(r)->mask = UINT64_C(1) << LAST_ROWS)                                            \
+    X(AGGREGATE, 0, -ENODATA, last_run(r)->mask |= UINT64_C(1) << 63)                                                  \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->layer = 3)                                                                    \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->kv_head = 2)                                                                  \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->n_tokens = 0)                                                                 \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->n_tokens = 65)                                                                \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->n_tokens = UINT32_MAX)                                                        \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->first_token = 1)                                                              \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->first_token = UINT32_MAX)                                                     \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->result_offset = 48)                                                           \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->result_offset += 2)                                                           \
+    X(FETCH, 1, -EINVAL, fetch_at(r, 1)->result_offset = AREA)                                                         \
+    X(FETCH, 1, -ESTALE, fetch_at(r, 1)->session = FIXTURE_OTHER)                                                      \
+    X(FETCH, 1, -ESTALE, fetch_at(r, 1)->handle.generation++)                                                          \
+    X(FETCH, 1, -ENODATA, fetch_at(r, 1)->handle = requests_handle(N_BLOCKS - 1))
+
+static struct mask_run *last_run(struct request *r)
+{
+    for (uint32_t i = 0;; i++) {
+        if (RUN(r)[i].handle.index == requests_handle(N_BLOCKS - 1).index)
+            return &RUN(r)[i];
+    }
+}
+
+static void malformed_requests_are_refused(void **state)
+{
+    (void)state;
+    struct request request, *r = &request;
+    uint8_t *before = malloc(requests_whole.plan.n_bytes);
+    assert_non_null(before);
+    memcpy(before, requests_whole.segment, requests_whole.plan.n_bytes);
+    write_good(r);
+    struct request_result result = requests_serve(r, requests_whole.blocks, NULL);
+    assert_int_equal(result.status, 0);
+    requests_end(r);
+#define X(kind, index, wanted, change)                                                                                 \
+    write_good(r);                                                                                                     \
+    change;                                                                                                            \
+    result = requests_serve(r, requests_whole.blocks, NULL);                                                           \
+    if (result.status != (wanted) || result.entry != REPLY_ENTRY(REPLY_ENTRY_##kind, index))                           \
+        fail_msg("%s: status %d, entry %x", #change, result.status, result.entry);                                     \
+    assert_int_equal(result.n_bytes, sizeof(struct reply_header));                                                     \
+    requests_end(r);
+    CASES
+#undef X
+    assert_memory_equal(before, requests_whole.segment, requests_whole.plan.n_bytes);
+    free(before);
+}
+
+/* What the descriptor says of the size must be what the request says, and lie in the slot. */
+static void sizes_are_checked(void **state)
+{
+    (void)state;
+    struct request request;
+    struct request_result result;
+    struct aggregate *aggregate;
+    write_good(&request);
+    assert_int_equal(aggregate_new(requests_whole.kernels, NULL, NULL, &aggregate), 0);
+    const uint32_t sizes[] = {0, 63, request.header->n_bytes - 1, request.header->n_bytes + 1, AREA + 1, UINT32_MAX};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct request_slot slot = {
+            .request = REQUEST_ID,
+            .n_bytes = sizes[i],
+            .request_area = request.bytes,
+            .request_bytes = AREA,
+            .reply_area = request.reply,
+            .reply_bytes = AREA,
+        };
+        if (sizes[i] == AREA + 1)
+            request.header->n_bytes = AREA + 1;
+        request_serve(requests_whole.blocks, aggregate, &slot, &result);
+        assert_int_equal(result.status, -EINVAL);
+        assert_int_equal(result.entry, 0);
+    }
+    aggregate_free(aggregate);
+    requests_end(&request);
+}
+
+/* Random changes: any answer is right as long as nothing outside the areas is touched (sanitizers) and blocks stay sound. */
+static void random_changes_do_no_harm(void **state)
+{
+    (void)state;
+    uint32_t n_refused = 0, n_rounds = 3000;
+    for (uint32_t round = 0; round < n_rounds; round++) {
+        struct request request;
+        char text[BLOCKS_CHECK_TEXT];
+        write_good(&request);
+        srand(round);
+        for (int change = rand() % 3; change >= 0; change--) {
+            uint32_t words = request.header->n_bytes / 4;
+            uint32_t value = rand() % 2 ? (uint32_t)rand() * 3 : (uint32_t)rand() % 70;
+            words = words > AREA / 4 ? AREA / 4 : words;
+            memcpy(request.bytes + 4 * ((uint32_t)rand() % words), &value, sizeof(value));
+        }
+        n_refused += requests_serve(&request, requests_whole.blocks, NULL).status != 0;
+        assert_int_equal(blocks_check(requests_whole.blocks, text), 0);
+        requests_end(&request);
+    }
+    assert_true(n_refused > n_rounds / 10 && n_refused < n_rounds);
+}
+
+int main(void)
+{
+    kernels_thread_setup();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(malformed_requests_are_refused, requests_set_up, requests_tear_down),
+        cmocka_unit_test_setup_teardown(sizes_are_checked, requests_set_up, requests_tear_down),
+        cmocka_unit_test_setup_teardown(random_changes_do_no_harm, requests_set_up, requests_tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
