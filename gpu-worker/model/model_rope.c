@@ -80,9 +80,14 @@ static int read_scaling(const struct model_reader *reader, struct scaling *scali
     if (log_multiplier != 0)
         return model_fail(reader, -ENOTSUP, "RoPE scaling key llama.rope.scaling.yarn_log_multiplier is not supported");
     scaling->factor = (double)factor;
+    /* llama.cpp takes YaRN's own factor from its formula wherever YaRN acts, and the key only elsewhere. */
+    if (scaling->extrapolation < 0)
+        scaling->extrapolation = 1;
     scaling->magnitude = (double)attention_factor;
-    if (scaling->is_yarn)
-        scaling->magnitude *= (double)yarn_attention_factor * (1 + 0.1 * log(scaling->factor));
+    if (scaling->is_yarn && scaling->extrapolation != 0)
+        scaling->magnitude *= fmax(1, 1 + 0.1 * log(scaling->factor));
+    else
+        scaling->magnitude *= (double)yarn_attention_factor;
     if (!(scaling->magnitude > 0) || !isfinite(scaling->magnitude))
         return model_fail(reader, -EINVAL, "llama.rope.scaling.factor %g is out of range", (double)factor);
     return 0;

@@ -163,6 +163,9 @@ static void rope_scalings_change_the_frequencies(void **state)
     frequencies("--rope-scaling yarn --rope-factor 8 --rope-original-context 512 "
                 "--set llama.rope.scaling.attn_factor=f32:0.5",
                 8, expected, 0.5 * (1 + 0.1 * log(8)));
+    frequencies("--rope-scaling yarn --rope-factor 8 --rope-original-context 512 "
+                "--set llama.rope.scaling.yarn_attn_factor=f32:0.5",
+                8, expected, 1 + 0.1 * log(8));
     /* 8 turns -> 2.52 -> 2: a later start of the ramp */
     for (int i = 0; i < 8; i++) {
         double keep = i <= 2 ? 1 : i < 4 ? 1 - (i - 2) / 2.0 : 0;
