@@ -469,7 +469,7 @@ static void *engine_main(void *context)
             pthread_mutex_lock(&engine->lock);
             bool queued = engine->work.first != NULL || engine->control.first != NULL;
             pthread_mutex_unlock(&engine->lock);
-            if (!queued)
+            if (!queued && !engine->quit) /* control() above may have taken the order to quit */
                 r = link_wait(&engine->link, waits ? clock_deadline_us(WAIT_FOR_STORE_US) : CLOCK_NEVER, &late);
             atomic_store_explicit(&engine->busy, true, memory_order_relaxed);
         }
