@@ -1,0 +1,188 @@
+/*
+ * test_recovery.c - kill -9 of one process during a generation: its supervisor starts it again, and the stream ends in the
+ * tokens, log-probabilities and text of an undisturbed run.
+ */
+#include "tests/system/rows.h"
+#include "tests/system/service.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+
+enum { N_PROMPT = 200, N_TOKENS = 60, CALL_MS = 600000 };
+
+struct fixture {
+    struct service service;
+    uint32_t ids[N_PROMPT];
+    struct answer truth;
+};
+
+static int set_up(void **state)
+{
+    struct fixture *fixture = calloc(1, sizeof(*fixture));
+    const char *model = service_tiny_model("--layers 3 --heads 6 --kv-heads 2 --embd 96 --ff 128");
+    service_start(&fixture->service,
+                  (const char *const[]){"--model", model, "--stores", "2", "--memory", "64MiB", NULL},
+                  (const char *const[]){"HCATTN_PREFILL_CHUNK=32", NULL});
+    for (uint32_t i = 0; i < N_PROMPT; i++)
+        fixture->ids[i] = (i * 7919 + 13) % 256;
+    service_generate_ids(fixture->service.client, fixture->ids, N_PROMPT, N_TOKENS, &fixture->truth);
+    assert_int_equal(fixture->truth.n, N_TOKENS);
+    *state = fixture;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *fixture = *state;
+    answer_free(&fixture->truth);
+    service_stop(&fixture->service);
+    free(fixture);
+    return 0;
+}
+
+/* Kills `pid` when the token number `at` has come. */
+struct murder {
+    pid_t pid;
+    uint32_t at;
+    bool done;
+};
+
+static void kill_at(void *context, uint32_t n)
+{
+    struct murder *murder = context;
+    if (n != murder->at || murder->done)
+        return;
+    murder->done = true;
+    assert_int_equal(kill(murder->pid, SIGKILL), 0);
+}
+
+static void assert_was_restarted(struct service *service, const char *program, uint32_t index, pid_t old)
+{
+    uint64_t deadline = clock_deadline_us(60000000);
+    pid_t pid;
+    do {
+        pid = service_process(service, program, index);
+        clock_sleep_us(100000);
+    } while (pid == old && clock_now_us() < deadline);
+    assert_int_not_equal(pid, old);
+}
+
+/* In the middle of a block, at the last token of one, right after the first token. */
+static void kill_during_decode(struct fixture *fixture, const char *program, uint32_t index)
+{
+    const uint32_t at[] = {1, 56, 30};
+    for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+        struct murder murder = {.pid = service_process(&fixture->service, program, index), .at = at[i]};
+        struct answer answer = {.on_token = kill_at, .context = &murder};
+        service_generate_ids(fixture->service.client, fixture->ids, N_PROMPT, N_TOKENS, &answer);
+        assert_true(murder.done);
+        answer_assert_equal(&fixture->truth, &answer);
+        answer_free(&answer);
+        assert_was_restarted(&fixture->service, program, index, murder.pid);
+    }
+    /* nothing stays behind */
+    uint64_t deadline = clock_deadline_us(20000000);
+    while (rows_n_used_blocks(&fixture->service, 2) != 0 && clock_now_us() < deadline)
+        clock_sleep_us(50000);
+    assert_int_equal(rows_n_used_blocks(&fixture->service, 2), 0);
+}
+
+static void worker_killed(void **state)
+{
+    kill_during_decode(*state, "hc-gpu-worker", 0);
+}
+
+static void store_killed(void **state)
+{
+    kill_during_decode(*state, "hc-value-store", 1);
+    kill_during_decode(*state, "hc-value-store", 0);
+}
+
+static void coordinator_killed(void **state)
+{
+    kill_during_decode(*state, "hc-coordinator", 0);
+}
+
+static int kill_at_progress(void *context, uint64_t n_done, uint64_t n_total)
+{
+    struct murder *murder = context;
+    if (n_done >= n_total / 2 && !murder->done) {
+        murder->done = true;
+        assert_int_equal(kill(murder->pid, SIGKILL), 0);
+    }
+    return 0;
+}
+
+/* In the middle of a prefill; the generation after it tells whether the rows are what they should be. */
+static void killed_during_prefill(void **state)
+{
+    struct fixture *fixture = *state;
+    static const struct {
+        const char *program;
+        uint32_t index;
+    } victims[] = {{"hc-gpu-worker", 0}, {"hc-value-store", 0}, {"hc-value-store", 1}, {"hc-coordinator", 0}};
+    for (size_t i = 0; i < sizeof(victims) / sizeof(victims[0]); i++) {
+        struct murder murder = {.pid = service_process(&fixture->service, victims[i].program, victims[i].index)};
+        struct hcattn_events events = {.context = &murder, .progress = kill_at_progress};
+        struct hcattn_session session;
+        struct hcattn_error error = {0};
+        assert_int_equal(hcattn_open_session(fixture->service.client, NULL, CALL_MS, &session, &error), 0);
+        struct hcattn_input input = {.ids = fixture->ids, .n_ids = N_PROMPT};
+        struct hcattn_appended appended;
+        if (hcattn_append(fixture->service.client, session.session, &input, 0, &events, CALL_MS, &appended, &error) < 0)
+            fail_msg("append: %s", error.sentence);
+        assert_true(murder.done);
+        assert_int_equal(appended.n_tokens, N_PROMPT);
+        struct answer answer = {0};
+        struct hcattn_generate generate = {
+            .session = session.session, .at = N_PROMPT, .max_tokens = N_TOKENS, .logprobs = true, .ignore_end = true};
+        if (service_generate(fixture->service.client, &generate, &answer, &error) < 0)
+            fail_msg("generate: %s", error.sentence);
+        answer_assert_equal(&fixture->truth, &answer);
+        answer_free(&answer);
+        assert_int_equal(hcattn_close_session(fixture->service.client, session.session, CALL_MS, NULL, NULL), 0);
+    }
+}
+
+/* A session that lies idle meanwhile is still there afterwards. */
+static void an_idle_session_survives(void **state)
+{
+    struct fixture *fixture = *state;
+    struct hcattn_session session;
+    struct hcattn_error error = {0};
+    struct hcattn_input input = {.ids = fixture->ids, .n_ids = N_PROMPT};
+    assert_int_equal(hcattn_open_session(fixture->service.client, NULL, CALL_MS, &session, &error), 0);
+    assert_int_equal(hcattn_append(fixture->service.client, session.session, &input, 0, NULL, CALL_MS, NULL, &error),
+                     0);
+    static const char *const programs[] = {"hc-coordinator", "hc-value-store", "hc-gpu-worker"};
+    for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++) {
+        pid_t pid = service_process(&fixture->service, programs[i], 0);
+        assert_int_equal(kill(pid, SIGKILL), 0);
+        assert_was_restarted(&fixture->service, programs[i], 0, pid);
+        service_wait_ready(&fixture->service);
+    }
+    struct answer answer = {0};
+    struct hcattn_generate generate = {
+        .session = session.session, .at = N_PROMPT, .max_tokens = N_TOKENS, .logprobs = true, .ignore_end = true};
+    if (service_generate(fixture->service.client, &generate, &answer, &error) < 0)
+        fail_msg("generate: %s", error.sentence);
+    answer_assert_equal(&fixture->truth, &answer);
+    answer_free(&answer);
+    assert_int_equal(hcattn_close_session(fixture->service.client, session.session, CALL_MS, NULL, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(worker_killed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(store_killed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(coordinator_killed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(killed_during_prefill, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(an_idle_session_survives, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
