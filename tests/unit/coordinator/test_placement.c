@@ -1,0 +1,209 @@
+/* Lanes, generations, room with numbers, reuse. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "coordinator/placement.h"
+
+static struct placement *placement;
+
+static int setup(void **state)
+{
+    (void)state;
+    return placement_new(&placement);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    placement = placement_free(placement);
+    return 0;
+}
+
+static void add_store(uint32_t store, uint32_t n_blocks, uint64_t block_bytes)
+{
+    uint32_t *generations = calloc(n_blocks, sizeof(uint32_t));
+    assert_non_null(generations);
+    assert_int_equal(placement_add_store(placement, store, n_blocks, block_bytes, generations), 0);
+    free(generations);
+}
+
+static void count_lanes(const uint8_t lanes[LAYOUT_N_LANES], uint32_t counts[PLACEMENT_MAX_STORES])
+{
+    memset(counts, 0, PLACEMENT_MAX_STORES * sizeof(uint32_t));
+    for (uint32_t i = 0; i < LAYOUT_N_LANES; i++)
+        counts[lanes[i]]++;
+}
+
+static void equal_stores_get_equal_lanes(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES];
+    uint32_t counts[PLACEMENT_MAX_STORES];
+    for (uint32_t n = 1; n <= 16; n++) {
+        add_store(n - 1, 100, 4096);
+        assert_int_equal(placement_lanes(placement, (UINT64_C(1) << n) - 1, lanes), 0);
+        count_lanes(lanes, counts);
+        uint32_t n_used = 0;
+        for (uint32_t store = 0; store < n; store++) {
+            n_used += counts[store] > 0;
+            assert_true(counts[store] <= (LAYOUT_N_LANES + n - 1) / n);
+        }
+        assert_int_equal(n_used, n < LAYOUT_N_LANES ? n : LAYOUT_N_LANES);
+    }
+}
+
+static void lanes_follow_room_and_readiness(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES];
+    uint32_t counts[PLACEMENT_MAX_STORES];
+    assert_int_equal(placement_lanes(placement, 3, lanes), -ENODEV);
+    add_store(0, 300, 4096);
+    add_store(1, 100, 4096);
+    add_store(5, 100, 4096);
+    assert_int_equal(placement_lanes(placement, 3, lanes), 0);
+    count_lanes(lanes, counts);
+    assert_int_equal(counts[0], 9);
+    assert_int_equal(counts[1], 3);
+    assert_int_equal(placement_lanes(placement, 1u << 5, lanes), 0);
+    count_lanes(lanes, counts);
+    assert_int_equal(counts[5], 12);
+    assert_int_equal(placement_lanes(placement, 1u << 4, lanes), -ENODEV);
+}
+
+static void blocks_lie_in_the_store_of_their_lane(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2};
+    struct placed_block blocks[30];
+    struct placement_room room;
+    for (uint32_t i = 0; i < 3; i++)
+        add_store(i, 10, 4096);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 30, blocks, &room), 0);
+    bool seen[3][10] = {{false}};
+    for (uint32_t i = 0; i < 30; i++) {
+        assert_int_equal(blocks[i].store, lanes[i % 12]);
+        assert_int_equal(blocks[i].handle.generation, 1);
+        assert_false(seen[blocks[i].store][blocks[i].handle.index]);
+        seen[blocks[i].store][blocks[i].handle.index] = true;
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(placement_n_free(placement, i), 0);
+}
+
+static void refusal_says_what_is_asked_and_free(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1};
+    struct placed_block blocks[8] = {0};
+    struct placement_room room;
+    add_store(0, 3, 1000);
+    add_store(1, 10, 1000);
+    /* numbers 0, 2, 4 fit store 0, number 6 does not: 0 .. 5 is all this session can get */
+    assert_int_equal(placement_reserve(placement, lanes, 0, 8, blocks, &room), -ENOMEM);
+    assert_int_equal(room.bytes_asked, 8000);
+    assert_int_equal(room.bytes_free, 6000);
+    assert_int_equal(blocks[0].handle.generation, 0); /* all or none */
+    assert_int_equal(placement_n_free(placement, 0), 3);
+    assert_int_equal(placement_n_free(placement, 1), 10);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 6, blocks, &room), 0);
+    uint64_t total, used;
+    assert_true(placement_usage(placement, 0, &total, &used));
+    assert_int_equal(total, 3000);
+    assert_int_equal(used, 3000);
+    assert_false(placement_usage(placement, 7, &total, &used));
+    lanes[0] = 7;
+    assert_int_equal(placement_reserve(placement, lanes, 0, 1, blocks, &room), -EINVAL);
+}
+
+static void a_generation_is_never_given_again(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {0};
+    uint32_t generations[2] = {41, UINT32_MAX - 1};
+    uint32_t last[2] = {41, UINT32_MAX - 1};
+    struct placed_block block, stale;
+    struct placement_room room;
+    assert_int_equal(placement_add_store(placement, 0, 2, 4096, generations), 0);
+    int n_given = 0;
+    while (placement_reserve(placement, lanes, 0, 1, &block, &room) == 0 && n_given < 50) {
+        assert_true(block.handle.generation > last[block.handle.index]);
+        last[block.handle.index] = block.handle.generation;
+        n_given++;
+        stale = block;
+        stale.handle.generation--;
+        assert_int_equal(placement_release(placement, 0, stale.handle), -ESTALE);
+        assert_int_equal(placement_release(placement, 0, block.handle), 0);
+        assert_int_equal(placement_release(placement, 0, block.handle), -ESTALE); /* twice */
+    }
+    assert_int_equal(n_given, 50); /* the other block goes on */
+}
+
+static void an_exhausted_block_is_not_given(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {0};
+    uint32_t generations[1] = {UINT32_MAX - 1};
+    struct placed_block block;
+    struct placement_room room;
+    assert_int_equal(placement_add_store(placement, 0, 1, 4096, generations), 0);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 1, &block, &room), 0);
+    assert_int_equal(block.handle.generation, UINT32_MAX);
+    assert_int_equal(placement_release(placement, 0, block.handle), 0);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 1, &block, &room), -ENOMEM);
+}
+
+static void claimed_blocks_are_used(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {0};
+    struct placed_block blocks[4];
+    struct placement_room room;
+    add_store(0, 4, 4096);
+    assert_int_equal(placement_claim(placement, 0, (struct block_handle){2, 9}), 0);
+    assert_int_equal(placement_claim(placement, 0, (struct block_handle){2, 9}), -EBUSY);
+    assert_int_equal(placement_claim(placement, 0, (struct block_handle){4, 1}), -EINVAL);
+    assert_int_equal(placement_claim(placement, 1, (struct block_handle){0, 1}), -EINVAL);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 4, blocks, &room), -ENOMEM);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 3, blocks, &room), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_not_equal(blocks[i].handle.index, 2);
+    assert_int_equal(placement_release(placement, 0, (struct block_handle){2, 9}), 0);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 1, blocks, &room), 0);
+    assert_int_equal(blocks[0].handle.index, 2);
+    assert_int_equal(blocks[0].handle.generation, 10);
+}
+
+static void a_store_without_blocks_is_none(void **state)
+{
+    (void)state;
+    uint32_t generation = 0;
+    assert_int_equal(placement_add_store(placement, 0, 0, 4096, &generation), -EINVAL);
+    assert_int_equal(placement_add_store(placement, PLACEMENT_MAX_STORES, 1, 4096, &generation), -EINVAL);
+    add_store(0, 5, 4096);
+    placement_remove_store(placement, 0);
+    assert_int_equal(placement_n_free(placement, 0), 0);
+    assert_int_equal(placement_release(placement, 0, (struct block_handle){0, 1}), -ESTALE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(equal_stores_get_equal_lanes, setup, teardown),
+        cmocka_unit_test_setup_teardown(lanes_follow_room_and_readiness, setup, teardown),
+        cmocka_unit_test_setup_teardown(blocks_lie_in_the_store_of_their_lane, setup, teardown),
+        cmocka_unit_test_setup_teardown(refusal_says_what_is_asked_and_free, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_generation_is_never_given_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_exhausted_block_is_not_given, setup, teardown),
+        cmocka_unit_test_setup_teardown(claimed_blocks_are_used, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_store_without_blocks_is_none, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
