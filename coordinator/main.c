@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/option_names.h"
 #include "common/options.h"
 #include "common/random.h"
 #include "common/signals.h"
@@ -75,6 +76,7 @@ static const struct options_table table = {
     .summary = "Serves clients and keeps the table of sessions, blocks and processes. Touches no model data.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
+    .other_names = option_names_all,
 };
 
 static int fail(int status, const char *sentence)

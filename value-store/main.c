@@ -1,5 +1,6 @@
 /* main.c - hc-value-store: the process that owns one NUMA node's rows. */
 #include "common/log.h"
+#include "common/option_names.h"
 #include "common/options.h"
 #include "common/random.h"
 #include "common/signals.h"
@@ -34,6 +35,7 @@ static const struct options_table table = {
     .summary = "Owns the rows of one NUMA node: takes new ones, sums selected ones, gives them back.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
+    .other_names = option_names_all,
 };
 
 static int configure(const struct options *options, struct server_config *config, char error[OPTIONS_ERROR_SIZE])

@@ -31,7 +31,7 @@ static const struct options_table table = {
     .summary = "Talks to the model: one line is one message, /quit ends. Ctrl-C stops an answer.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
 };
 
 struct chat {

@@ -16,17 +16,6 @@
 static _Atomic(struct hcattn *) interrupt_client;
 static volatile sig_atomic_t interrupted;
 
-const char *const command_other_names[] = {
-    /* hcattn */
-    "runtime-dir", "endpoint", "connect-timeout", "bin-dir", "stop-timeout", "start-timeout", "max-restarts", "detach",
-    "json", "raw", "parse-special", "max-tokens", "temperature", "top-k", "top-p", "min-p", "repeat-penalty",
-    "presence-penalty", "frequency-penalty", "seed", "logprobs", "top-logprobs", "ignore-end", "stop", "system",
-    "session", "chat", "ids", "decode", "bos", "from", "timeout",
-    /* the processes */
-    "index", "incarnation", "log-level", "model", "stores", "policy", "transport", "isa", "backend", "threads",
-    "memory", "n-ctx", "exact-tokens", "strict-numa", "numa-node", "node", "default-max-tokens", "max-step-ms",
-    "prefill-chunk", "max-batch", "request-timeout", "recovery-timeout", "reconnect-timeout", "huge-pages", NULL};
-
 struct options *command_options(const struct options_table *table, int argc, char **argv, int *ret_status)
 {
     struct options *options = NULL;

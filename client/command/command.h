@@ -8,6 +8,7 @@
 #pragma once
 
 #include "client/hcattn.h"
+#include "common/option_names.h"
 #include "common/options.h"
 
 #include <stdint.h>
@@ -21,9 +22,6 @@ struct command {
     const char *summary;               /* one line of `hcattn --help` */
     int (*run)(int argc, char **argv); /* argv[0]: the subcommand's name; returns an exit status */
 };
-
-/* Option names of all programs: one configuration file serves them all. */
-extern const char *const command_other_names[];
 
 /* In every table of a subcommand that talks to a coordinator. */
 #define COMMAND_RUNTIME_DIR_OPTION                                                                                     \

@@ -27,7 +27,7 @@ static const struct options_table table = {
     .summary = "Stops the service that runs in the runtime directory, and waits until it is gone.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
 };
 
 static bool is_hcattn(pid_t pid)

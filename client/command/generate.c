@@ -53,7 +53,7 @@ static const struct options_table table = {
     .summary = "Completes a prompt ('-': read from standard input) and writes the text as it comes.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
     .max_positional = 1,
 };
 

@@ -60,7 +60,7 @@ static const struct options_table table = {
     .summary = "Runs one process of the service, starts it again when it dies, kills it when it hangs. Also as PID 1.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
     .max_positional = 1000,
 };
 

@@ -40,7 +40,7 @@ static const struct options_table table = {
         "perplexity.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
     .max_positional = 1,
 };
 

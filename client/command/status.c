@@ -27,7 +27,7 @@ static const struct options_table table = {
     .summary = "Shows the processes of the service and its sessions. Exit status 1: it does not run.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
 };
 
 int status_command(int argc, char **argv)

@@ -106,7 +106,7 @@ static const struct options_table table = {
     .summary = "Starts coordinator, value-stores and worker on this machine and stays until Ctrl-C.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
-    .other_names = command_other_names,
+    .other_names = option_names_all,
 };
 
 struct up {
