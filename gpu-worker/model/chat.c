@@ -110,7 +110,7 @@ int chat_new(const struct gguf *gguf, const struct tokenizer *tokenizer, struct 
     const struct chat_family *family = NULL;
     if (gguf_get_string(gguf, "tokenizer.chat_template", &jinja))
         return explain(error, error_size, -ENOENT, "the model has no chat template (tokenizer.chat_template)");
-    for (size_t i = 0; i < chat_n_families && !family; i++)
+    for (size_t i = 0; i < chat_families_n && !family; i++)
         if (chat_families[i].recognises(jinja))
             family = &chat_families[i];
     if (!family) {

@@ -180,4 +180,4 @@ const struct chat_family chat_families[] = {
     {.name = "Zephyr", .recognises = is_zephyr, .write = write_zephyr},
 };
 
-const size_t chat_n_families = sizeof chat_families / sizeof chat_families[0];
+const size_t chat_families_n = sizeof chat_families / sizeof chat_families[0];

@@ -11,7 +11,7 @@ struct chat_family {
     const char *name;
     /* Whether a template is of this family. */
     bool (*recognises)(struct gguf_string jinja);
-    /* Writes a conversation that chat_check_messages() has passed. */
+    /* Writes a conversation that chat.c has checked. */
     void (*write)(struct chat_writer *writer, const struct chat_message *messages, size_t n_messages,
                   bool add_generation_prompt);
     bool alternates; /* user and assistant take turns, after at most one system message */
@@ -41,7 +41,6 @@ struct chat_writer {
         bool is_template;
     } * spans;
     size_t n_spans, spans_capacity;
-    bool has_bos; /* one was written, or the tokenizer will add it */
     int error;
 };
 
@@ -57,7 +56,7 @@ void chat_write_eos(struct chat_writer *writer);
 
 /* chat_families.c */
 extern const struct chat_family chat_families[];
-extern const size_t chat_n_families;
+extern const size_t chat_families_n;
 
 /* Finds a string in a template; NULL: not there. */
 const char *chat_find(struct gguf_string jinja, const char *words);
