@@ -30,18 +30,19 @@ static const char *word(const char *text)
 
 static void process_row(const struct hcattn_process_stats *process)
 {
-    char node[16] = "-", used[SIZE_TEXT], total[SIZE_TEXT], memory[3 * SIZE_TEXT] = "-";
+    char node[16] = "-", starts[16] = "-", used[SIZE_TEXT], total[SIZE_TEXT], memory[3 * SIZE_TEXT] = "-";
     if (process->node >= 0)
         snprintf(node, sizeof(node), "%d", process->node);
+    if (process->n_starts) /* counted by its supervisor; nobody counts the coordinator's */
+        snprintf(starts, sizeof(starts), "%" PRIu32, process->n_starts);
     if (process->bytes_total)
         snprintf(memory, sizeof(memory), "%s of %s", size_text(process->bytes_used, used),
                  size_text(process->bytes_total, total));
     else if (process->weight_bytes)
         snprintf(memory, sizeof(memory), "%s weights", size_text(process->weight_bytes, used));
-    output_format("%-15s %5" PRIu32 " %8" PRIu32 " %-9s %4s %6" PRIu32 "  %-24s %s%s%s\n", process->program,
-                  process->index, process->pid, word(process->state), node, process->n_starts, memory,
-                  process->phase ? process->phase : "", process->phase && *process->phase ? "; " : "",
-                  word(process->achieved));
+    output_format("%-15s %5" PRIu32 " %8" PRIu32 " %-9s %4s %6s  %-24s %s%s%s\n", process->program, process->index,
+                  process->pid, word(process->state), node, starts, memory, process->phase ? process->phase : "",
+                  process->phase && *process->phase ? "; " : "", word(process->achieved));
 }
 
 void report_table(const struct hcattn_health *health, const struct hcattn_stats *stats)

@@ -21,6 +21,7 @@
 #define LONG_TOKENS 20000u
 
 struct service {
+    pthread_mutex_t lock; /* held by the fake's thread while it serves */
     struct programs programs;
     struct fake_coordinator fake;
     char last_input[256]; /* of the last Generate, as "role:content|" or the text */
@@ -30,6 +31,7 @@ struct service {
     uint64_t seed;
     unsigned n_opened, n_closed;
     _Atomic unsigned n_cancelled;
+    _Atomic unsigned n_hanging;
 };
 
 static void note_input(struct service *service, const Hcattn__Generate *generate)
@@ -62,8 +64,10 @@ static void generate(struct fake_coordinator *fake, uint64_t id, const Hcattn__G
         return;
     }
     fake_coordinator_accepted(fake, id, request->at ? request->at->n_tokens : 0, prompt, 3);
-    if (strstr(service->last_input, "hang"))
+    if (strstr(service->last_input, "hang")) {
+        service->n_hanging++;
         return;
+    }
     if (strstr(service->last_input, "long")) {
         for (uint32_t i = 0; i < LONG_TOKENS; i++)
             fake_coordinator_generated(fake, id, i, ids, 1, "many words and more of them, ", false);
@@ -74,7 +78,7 @@ static void generate(struct fake_coordinator *fake, uint64_t id, const Hcattn__G
     fake_coordinator_done(fake, id, 2, "", (request->at ? request->at->n_tokens : 0) + 5);
 }
 
-static enum fake_coordinator_step serve(struct fake_coordinator *fake, const Hcattn__Request *request)
+static enum fake_coordinator_step answer(struct fake_coordinator *fake, const Hcattn__Request *request)
 {
     struct service *service = fake->context;
     Hcattn__Reply reply = HCATTN__REPLY__INIT;
@@ -178,10 +182,20 @@ static enum fake_coordinator_step serve(struct fake_coordinator *fake, const Hca
     }
 }
 
+static enum fake_coordinator_step serve(struct fake_coordinator *fake, const Hcattn__Request *request)
+{
+    struct service *service = fake->context;
+    pthread_mutex_lock(&service->lock);
+    enum fake_coordinator_step step = answer(fake, request);
+    pthread_mutex_unlock(&service->lock);
+    return step;
+}
+
 static int setup(void **state)
 {
     struct service *service = calloc(1, sizeof(*service));
     assert_non_null(service);
+    pthread_mutex_init(&service->lock, NULL);
     programs_setup(&service->programs, "");
     service->programs.split = true;
     service->fake.handle = serve;
@@ -202,7 +216,21 @@ static int teardown(void **state)
     return 0;
 }
 
-#define RUN(...) programs_run(&service->programs, false, (const char *[]){__VA_ARGS__, NULL})
+/* Waits until the fake has served what was asked: then what it saw may be read. */
+static void settle(struct service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    pthread_mutex_unlock(&service->lock);
+}
+
+static int run(struct service *service, const char *const *arguments)
+{
+    int status = programs_run(&service->programs, false, arguments);
+    settle(service);
+    return status;
+}
+
+#define RUN(...) run(service, (const char *[]){__VA_ARGS__, NULL})
 
 static const char *output(const struct service *service)
 {
@@ -316,26 +344,24 @@ static void test_errors(void **state)
     assert_int_equal(RUN("score", "--endpoint", "nonsense", "/etc/hostname"), 2);
 }
 
-static bool wait_for_input(struct service *service, const char *text)
+static bool wait_for_hanging(struct service *service)
 {
-    for (int i = 0; i < 1000; i++) {
-        if (strstr(service->last_input, text))
-            return true;
+    for (int i = 0; i < 1000 && service->n_hanging == 0; i++)
         clock_sleep_us(10000);
-    }
-    return false;
+    return service->n_hanging > 0;
 }
 
 static void test_interrupt(void **state)
 {
     struct service *service = *state;
     pid_t pid = programs_start(&service->programs, false, (const char *[]){"generate", "hang", NULL});
-    assert_true(wait_for_input(service, "hang"));
+    assert_true(wait_for_hanging(service));
     clock_sleep_us(100000);
     kill(pid, SIGINT);
     int status = programs_wait(pid, 10);
     assert_true(status >= 0 && WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 130);
+    settle(service);
     assert_int_equal(service->n_cancelled, 1);
     assert_int_equal(service->n_closed, 1);
 }
@@ -361,6 +387,7 @@ static void test_reader_gone(void **state)
     assert_int_equal(read(fds[0], bytes, sizeof(bytes)), sizeof(bytes));
     close(fds[0]);
     assert_int_equal(programs_wait(pid, 20), 0);
+    settle(service);
     assert_int_equal(service->n_cancelled, 1);
     char log[256];
     assert_int_equal(programs_read(service->programs.log, log, sizeof(log)), 0); /* quietly */
