@@ -1,0 +1,237 @@
+/* fake_client.c - see fakes.h. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/random.h"
+#include "tests/unit/coordinator/fakes.h"
+
+void fake_client_open(struct fakes *fakes)
+{
+    char endpoint[128];
+    struct fake_client *client = &fakes->client;
+    *client = (struct fake_client){.route = random_u64()};
+    snprintf(endpoint, sizeof(endpoint), "ipc://%s/client.sock", fakes->dir);
+    int result = socket_new_dealer(fakes->context, client->route, 0, &client->socket);
+    result |= socket_connect(client->socket, endpoint);
+    assert(result == 0);
+    (void)result;
+}
+
+void fake_client_close(struct fake_client *client)
+{
+    client->socket = socket_free(client->socket);
+    for (uint32_t i = 0; i < client->n_queue; i++)
+        hcattn__reply__free_unpacked(client->queue[i], NULL);
+    client->n_queue = 0;
+}
+
+void fake_client_pump(struct fake_client *client)
+{
+    struct socket_message *message;
+    while (client->socket && client->n_queue < FAKE_QUEUE && socket_receive(client->socket, false, &message) == 0) {
+        assert(message->n_frames == 1);
+        Hcattn__Reply *reply = hcattn__reply__unpack(NULL, message->frames[0].n_bytes, message->frames[0].data);
+        assert(reply);
+        client->queue[client->n_queue++] = reply;
+        socket_message_free(message);
+    }
+}
+
+void fake_client_send(struct fakes *fakes, Hcattn__Request *request)
+{
+    uint8_t bytes[8192];
+    assert(hcattn__request__get_packed_size(request) <= sizeof(bytes));
+    struct frame frame = {bytes, hcattn__request__pack(request, bytes)};
+    int result = socket_send(fakes->client.socket, &frame, 1, true);
+    assert(result == 0);
+    (void)result;
+}
+
+static Hcattn__Reply *next_of(struct fake_client *client, uint64_t request)
+{
+    for (uint32_t i = 0; i < client->n_queue; i++)
+        if (client->queue[i]->request_id == request) {
+            Hcattn__Reply *reply = client->queue[i];
+            client->n_queue--;
+            for (uint32_t j = i; j < client->n_queue; j++)
+                client->queue[j] = client->queue[j + 1];
+            return reply;
+        }
+    return NULL;
+}
+
+bool fake_client_has(const struct fake_client *client, uint64_t request)
+{
+    for (uint32_t i = 0; i < client->n_queue; i++)
+        if (client->queue[i]->request_id == request)
+            return true;
+    return false;
+}
+
+Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind)
+{
+    FAKES_WAIT(fakes, fake_client_has(&fakes->client, request));
+    Hcattn__Reply *reply = next_of(&fakes->client, request);
+    if (reply->reply_case != kind) {
+        fprintf(stderr, "reply of kind %d instead of %d%s%s\n", (int)reply->reply_case, (int)kind,
+                reply->reply_case == HCATTN__REPLY__REPLY_ERROR ? ": " : "",
+                reply->reply_case == HCATTN__REPLY__REPLY_ERROR ? reply->error->sentence : "");
+        abort();
+    }
+    return reply;
+}
+
+void fake_client_drop(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind)
+{
+    hcattn__reply__free_unpacked(fake_client_take(fakes, request, kind), NULL);
+}
+
+void fake_client_expect_error(struct fakes *fakes, uint64_t request, Hcattn__ErrorCode code)
+{
+    Hcattn__Reply *reply = fake_client_take(fakes, request, HCATTN__REPLY__REPLY_ERROR);
+    if (reply->error->code != code || reply->error->sentence[0] == 0) {
+        fprintf(stderr, "error %d (%s) instead of %d\n", (int)reply->error->code, reply->error->sentence, (int)code);
+        abort();
+    }
+    hcattn__reply__free_unpacked(reply, NULL);
+}
+
+uint64_t fake_client_ask_open(struct fakes *fakes, uint64_t session, const char *policy)
+{
+    Hcattn__OpenSession open = HCATTN__OPEN_SESSION__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    open.session = session;
+    open.policy = (char *)(uintptr_t)policy;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
+    request.open_session = &open;
+    fake_client_send(fakes, &request);
+    return request.request_id;
+}
+
+uint64_t fake_client_open_session(struct fakes *fakes, uint64_t session, bool ephemeral)
+{
+    Hcattn__OpenSession open = HCATTN__OPEN_SESSION__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    open.session = session;
+    open.ephemeral = ephemeral;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
+    request.open_session = &open;
+    fake_client_send(fakes, &request);
+    Hcattn__Reply *reply = fake_client_take(fakes, request.request_id, HCATTN__REPLY__REPLY_SESSION_OPENED);
+    session = reply->session_opened->session;
+    hcattn__reply__free_unpacked(reply, NULL);
+    return session;
+}
+
+uint64_t fake_client_close_session(struct fakes *fakes, uint64_t session)
+{
+    Hcattn__CloseSession message = HCATTN__CLOSE_SESSION__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    message.session = session;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_CLOSE_SESSION;
+    request.close_session = &message;
+    fake_client_send(fakes, &request);
+    return request.request_id;
+}
+
+static Hcattn__Input text_input(const char *text)
+{
+    Hcattn__Input input = HCATTN__INPUT__INIT;
+    input.input_case = HCATTN__INPUT__INPUT_TEXT;
+    input.text = (char *)(uintptr_t)text;
+    return input;
+}
+
+uint64_t fake_client_resume(struct fakes *fakes, uint64_t id, uint64_t session, const char *text, uint32_t max_tokens,
+                            int64_t at, uint32_t resume_from)
+{
+    Hcattn__Input input = text_input(text);
+    Hcattn__Generate generate = HCATTN__GENERATE__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    Hcattn__At at_message = HCATTN__AT__INIT;
+    generate.session = session;
+    generate.input = text ? &input : NULL;
+    generate.max_tokens = max_tokens;
+    generate.resume_from = resume_from;
+    if (at >= 0) {
+        at_message.n_tokens = (uint64_t)at;
+        generate.at = &at_message;
+    }
+    request.request_id = id;
+    request.request_case = HCATTN__REQUEST__REQUEST_GENERATE;
+    request.generate = &generate;
+    fake_client_send(fakes, &request);
+    return id;
+}
+
+uint64_t fake_client_generate(struct fakes *fakes, uint64_t session, const char *text, uint32_t max_tokens)
+{
+    return fake_client_resume(fakes, ++fakes->next_id, session, text, max_tokens, -1, 0);
+}
+
+uint64_t fake_client_append(struct fakes *fakes, uint64_t session, const char *text)
+{
+    Hcattn__Input input = text_input(text);
+    Hcattn__Append append = HCATTN__APPEND__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    append.session = session;
+    append.input = &input;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_APPEND;
+    request.append = &append;
+    fake_client_send(fakes, &request);
+    return request.request_id;
+}
+
+uint64_t fake_client_score(struct fakes *fakes, uint64_t session, const char *text, uint64_t from)
+{
+    Hcattn__Input input = text_input(text);
+    Hcattn__Score score = HCATTN__SCORE__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    score.session = session;
+    score.input = &input;
+    score.from = from;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_SCORE;
+    request.score = &score;
+    fake_client_send(fakes, &request);
+    return request.request_id;
+}
+
+uint64_t fake_client_cancel(struct fakes *fakes, uint64_t id)
+{
+    Hcattn__Cancel cancel = HCATTN__CANCEL__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    cancel.request = id;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_CANCEL;
+    request.cancel = &cancel;
+    fake_client_send(fakes, &request);
+    return request.request_id;
+}
+
+Hcattn__Reply *fake_client_health(struct fakes *fakes)
+{
+    Hcattn__Health health = HCATTN__HEALTH__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_HEALTH;
+    request.health = &health;
+    fake_client_send(fakes, &request);
+    return fake_client_take(fakes, request.request_id, HCATTN__REPLY__REPLY_HEALTH);
+}
+
+Hcattn__Reply *fake_client_stats(struct fakes *fakes)
+{
+    Hcattn__Stats stats = HCATTN__STATS__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    request.request_id = ++fakes->next_id;
+    request.request_case = HCATTN__REQUEST__REQUEST_STATS;
+    request.stats = &stats;
+    fake_client_send(fakes, &request);
+    return fake_client_take(fakes, request.request_id, HCATTN__REPLY__REPLY_STATS);
+}

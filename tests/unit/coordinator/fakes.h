@@ -1,0 +1,160 @@
+/*
+ * fakes.h - a real hc-coordinator and, in this process, fake stores, workers, supervisors and clients on its sockets.
+ *
+ * A fake store does to a hand-made segment what a store does to its own, without rows. A fake worker answers Prepare (an
+ * id for every byte of a text) and collects Run and Stop for the test to answer. All fakes act in fakes_pump() only.
+ *
+ * Owner      the test. Threads: one.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "common/socket.h"
+#include "proto/control.pb-c.h"
+#include "proto/descriptor.h"
+#include "proto/hcattn.pb-c.h"
+#include "proto/work.pb-c.h"
+#include "tests/unit/coordinator/segments.h"
+
+enum { FAKE_STORES = 3, FAKE_WORKERS = 2, FAKE_QUEUE = 512 };
+
+struct fake_store {
+    uint32_t index;
+    uint64_t incarnation, route;
+    int fd; /* -1: not connected */
+    struct socket *data;
+    struct hand_segment segment;
+    bool has_segment;
+    uint32_t n_blocks;      /* of the segment it will make */
+    bool silent;            /* takes orders and does not answer */
+    int32_t reserve_status; /* answered to Reserve instead of doing it */
+    int32_t adopt_status;
+    uint32_t n_formats, n_adopts, n_opens, n_reserves, n_releases;
+    uint64_t previous;    /* of the last Adopt */
+    uint64_t worker_gone; /* of the last WorkerGone */
+    bool hung_up;
+    char refused[512];
+    struct descriptor last; /* descriptor that came */
+    uint32_t n_descriptors;
+};
+
+struct fake_worker {
+    uint32_t index;
+    uint64_t incarnation, data_route, work_route;
+    uint64_t model;
+    struct row_shape shape;
+    uint32_t n_ctx;
+    int fd;
+    struct socket *data, *work;
+    uint32_t n_exchange_ready, n_store_up, n_store_down;
+    uint64_t store_route[FAKE_STORES], store_incarnation[FAKE_STORES];
+    bool segment_writable; /* the descriptor it was given could be mapped writable */
+    bool hung_up;
+    bool mute; /* does not answer Prepare */
+    char refused[512];
+    Hcattn__Work__WorkRequest *queue[FAKE_QUEUE]; /* Run, Stop, Forget, Detokenize; and Prepare when mute */
+    uint32_t n_queue;
+    struct descriptor last;
+    uint32_t n_descriptors;
+};
+
+struct fake_supervisor {
+    uint64_t incarnation;
+    int fd;
+    uint64_t fenced; /* of the last Fence */
+    char reason[128];
+};
+
+struct fake_client {
+    uint64_t route;
+    struct socket *socket;
+    Hcattn__Reply *queue[FAKE_QUEUE];
+    uint32_t n_queue;
+};
+
+struct fakes {
+    char dir[64];
+    pid_t pid; /* of the coordinator; 0: none runs */
+    uint32_t n_stores;
+    struct socket_context *context;
+    struct fake_store stores[FAKE_STORES];
+    struct fake_worker workers[FAKE_WORKERS];
+    struct fake_supervisor store_supervisor[FAKE_STORES], worker_supervisor[FAKE_WORKERS];
+    struct fake_client client;
+    uint64_t next_id;
+};
+
+/* ---- fakes.c ---- */
+/* A directory and the fakes' defaults; arguments: closed by NULL, beside --runtime-dir and --stores. */
+void fakes_start(struct fakes *fakes, uint32_t n_stores, const char *const *arguments);
+void fakes_start_coordinator(struct fakes *fakes, const char *const *arguments);
+void fakes_kill_coordinator(struct fakes *fakes); /* as a crash */
+int fakes_stop_coordinator(struct fakes *fakes);  /* SIGTERM; its exit status */
+void fakes_finish(struct fakes *fakes);           /* stops it, asserts exit status 0 */
+void fakes_all_ready(struct fakes *fakes);        /* supervisors, stores and worker 0 register; waits until it serves */
+void fakes_pump(struct fakes *fakes);             /* one round of at most 20 ms */
+uint64_t fakes_deadline(void);
+void fakes_fail_late(const char *condition, const char *file, int line, uint64_t deadline);
+#define FAKES_WAIT(fakes, condition)                                                                                   \
+    for (uint64_t deadline_ = fakes_deadline(); !(condition); fakes_pump(fakes))                                       \
+    fakes_fail_late(#condition, __FILE__, __LINE__, deadline_)
+#define FAKES_QUIET_ROUNDS 15 /* long enough to see that something does not come */
+
+int fakes_connect(const struct fakes *fakes);
+void fakes_say(int fd, const Hcattn__Control__Control *message, int attached);
+Hcattn__Control__Control *fakes_hear(int fd, int *ret_attached); /* NULL: nothing now; attached -2: hung up */
+
+/* ---- fake_peers.c ---- */
+void fake_store_register(struct fakes *fakes, uint32_t index, bool holds_segment);
+void fake_store_hang_up(struct fake_store *store); /* its segment stays */
+void fake_store_rebirth(struct fake_store *store); /* a later life, without a segment */
+void fake_store_pump(struct fakes *fakes, struct fake_store *store);
+/* Writes n ids into the journal of the session, in order, over all stores: as a worker's appends would. */
+void fake_store_journal(struct fakes *fakes, uint64_t session, uint64_t n_tokens);
+uint64_t fake_store_held(const struct fake_store *store, uint64_t session); /* blocks that are not free */
+
+void fake_worker_register(struct fakes *fakes, uint32_t index);
+void fake_worker_hang_up(struct fake_worker *worker);
+void fake_worker_rebirth(struct fake_worker *worker);
+void fake_worker_pump(struct fakes *fakes, struct fake_worker *worker);
+void fake_worker_beat(struct fake_worker *worker, uint64_t progress, bool busy, const char *phase);
+/* Waits for the next request of that kind, in order; others before it are dropped. The caller frees it. */
+Hcattn__Work__WorkRequest *fake_worker_take(struct fakes *fakes, struct fake_worker *worker,
+                                            Hcattn__Work__WorkRequest__RequestCase kind);
+void fake_worker_generated(struct fake_worker *worker, uint64_t work, uint32_t first, uint32_t n);
+void fake_worker_finished(struct fake_worker *worker, uint64_t work, uint32_t n_generated, uint64_t n_tokens);
+void fake_worker_error(struct fake_worker *worker, uint64_t work, Hcattn__ErrorCode code);
+void fake_worker_progress(struct fake_worker *worker, uint64_t work, uint64_t n_done);
+void fake_worker_scored(struct fake_worker *worker, uint64_t work, uint64_t first, size_t n);
+void fake_worker_answer(struct fake_worker *worker, Hcattn__Work__WorkReply *reply);
+
+void fake_supervisor_register(struct fakes *fakes, struct fake_supervisor *supervisor, Hcattn__Control__Role role,
+                              uint32_t index);
+void fake_supervisor_child_dead(struct fake_supervisor *supervisor, uint64_t incarnation);
+void fake_supervisor_pump(struct fake_supervisor *supervisor);
+
+/* ---- fake_client.c ---- */
+void fake_client_open(struct fakes *fakes);
+void fake_client_close(struct fake_client *client);
+void fake_client_pump(struct fake_client *client);
+void fake_client_send(struct fakes *fakes, Hcattn__Request *request);
+/* Waits for the next reply of that request and checks its kind. The caller frees it. */
+Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
+void fake_client_drop(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
+void fake_client_expect_error(struct fakes *fakes, uint64_t request, Hcattn__ErrorCode code);
+bool fake_client_has(const struct fake_client *client, uint64_t request);
+
+uint64_t fake_client_open_session(struct fakes *fakes, uint64_t session, bool ephemeral); /* waits; returns session */
+uint64_t fake_client_ask_open(struct fakes *fakes, uint64_t session, const char *policy); /* the others return the id */
+uint64_t fake_client_close_session(struct fakes *fakes, uint64_t session);
+uint64_t fake_client_generate(struct fakes *fakes, uint64_t session, const char *text, uint32_t max_tokens);
+uint64_t fake_client_resume(struct fakes *fakes, uint64_t id, uint64_t session, const char *text, uint32_t max_tokens,
+                            int64_t at, uint32_t resume_from); /* at < 0: not given */
+uint64_t fake_client_append(struct fakes *fakes, uint64_t session, const char *text);
+uint64_t fake_client_score(struct fakes *fakes, uint64_t session, const char *text, uint64_t from);
+uint64_t fake_client_cancel(struct fakes *fakes, uint64_t request);
+Hcattn__Reply *fake_client_health(struct fakes *fakes);
+Hcattn__Reply *fake_client_stats(struct fakes *fakes);
