@@ -216,7 +216,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Waits until the fake has served what was asked: then what it saw may be read. */
+/* Between the test's and the fake's turn: what the one has read or written the other may. */
 static void settle(struct service *service)
 {
     pthread_mutex_lock(&service->lock);
@@ -225,6 +225,7 @@ static void settle(struct service *service)
 
 static int run(struct service *service, const char *const *arguments)
 {
+    settle(service);
     int status = programs_run(&service->programs, false, arguments);
     settle(service);
     return status;
