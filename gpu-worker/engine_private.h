@@ -55,6 +55,6 @@ void engine_tell_pending(struct engine *engine, struct run *run);
 /* Quantizes the blocks that are old for a query at `position`. -ESTALE, -ENOMEM. */
 int engine_add_keys(struct engine *engine, struct run *run, uint32_t position);
 
-/* rebuild.c: fetches a block's rows [layer][kv_head][n_tokens][K|V] through its store into engine->fetch_rows. */
+/* engine_rebuild.c: fetches a block's rows [layer][kv_head][n_tokens][K|V] through its store into engine->fetch_rows. */
 int engine_fetch_block(struct engine *engine, struct run *run, uint32_t block, uint32_t n_tokens);
 int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/option_names.h"
 #include "common/options.h"
 #include "common/pool.h"
 #include "common/random.h"
@@ -182,7 +183,7 @@ static int start(struct app *app, const struct options *options, struct server_o
     struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, ROW_CODEC_F16};
     server->n_ctx = engine.n_ctx;
     server->weight_bytes = app->network->weight_bytes;
-    server->device_bytes_per_token = key_cache_bytes_per_token(&key_codec_f16, &rows);
+    server->device_bytes_per_token = key_cache_bytes_per_token(&codec_f16, &rows);
     int r = socket_context_new(&app->sockets);
     if (r == 0)
         r = engine_new(&engine, app->network, kernels, app->pool, app->tokenizer, app->sockets, &app->engine);
@@ -261,6 +262,7 @@ int main(int argc, char *argv[])
         .summary = "Owns a device: weights, quantized keys, scoring, selection, sampling.",
         .specs = specs,
         .n_specs = sizeof(specs) / sizeof(specs[0]),
+        .other_names = option_names_all,
     };
     struct options *options;
     char error[OPTIONS_ERROR_SIZE];

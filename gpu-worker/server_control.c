@@ -1,3 +1,4 @@
+/* server_control.c - registration, health, and what the coordinator says of the stores, on the peer socket. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* server_work.c - text, runs and their tokens, on the work socket. */
 #include <errno.h>
 #include <limits.h>
 #include <math.h>

@@ -19,7 +19,7 @@
 #include "gpu-worker/model/tensor.h"
 
 struct backend;
-struct pool; /* common/pool.h */
+struct pool;   /* common/pool.h */
 struct weight; /* a matrix as the back end keeps it; opaque */
 
 /* Rotary embedding of one model, shared by all its layers. Frequencies include every scaling of the file. */
@@ -42,8 +42,8 @@ struct backend_piece {
  * query heads a position).
  */
 struct backend_attend {
-    const float *q;           /* [n_queries][head_dim] */
-    float *partials;          /* [n_queries][2 + head_dim], in and out */
+    const float *q;  /* [n_queries][head_dim] */
+    float *partials; /* [n_queries][2 + head_dim], in and out */
     const struct backend_piece *pieces;
     uint32_t n_pieces;
     uint32_t n_queries;
@@ -61,7 +61,7 @@ struct backend_ops {
     const char *name; /* "reference", "cpu", "cuda" */
 
     int (*open)(const struct backend_options *options, struct backend **ret_backend, char *error, size_t error_size);
-    struct backend *(*close)(struct backend *backend); /* accepts NULL, returns NULL */
+    struct backend *(*close)(struct backend *backend);      /* accepts NULL, returns NULL */
     const char *(*describe)(const struct backend *backend); /* "cpu, avx2, 2 threads": what was achieved */
 
     void *(*alloc)(struct backend *backend, size_t n_bytes); /* 64-byte aligned, zeroed; NULL: no memory */
@@ -74,10 +74,11 @@ struct backend_ops {
     size_t (*weight_bytes)(const struct weight *weight); /* bytes it occupies on the device, mapped ones included */
 
     /* out [T][columns] = rows ids[t] (host) of a matrix, as f32 */
-    void (*embed)(struct backend *backend, const struct weight *weight, const uint32_t *ids, uint32_t n_tokens, float *out);
+    void (*embed)(struct backend *backend, const struct weight *weight, const uint32_t *ids, uint32_t n_tokens,
+                  float *out);
     /* out [T][n] = x / sqrt(mean(x^2) + eps) * weight */
-    void (*rms_norm)(struct backend *backend, const float *x, uint32_t n_tokens, uint32_t n, const struct weight *weight,
-                     float eps, float *out);
+    void (*rms_norm)(struct backend *backend, const float *x, uint32_t n_tokens, uint32_t n,
+                     const struct weight *weight, float eps, float *out);
     /* y [T][rows] = x [T][columns] * W^T; several matrices of one input are given together so that the input is prepared once */
     void (*matmul)(struct backend *backend, const struct weight *const *weights, uint32_t n_weights, const float *x,
                    uint32_t n_tokens, float *const *y);
@@ -92,7 +93,8 @@ struct backend_ops {
     void (*encode_rows)(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
                         uint32_t head_dim, uint16_t *rows);
     /* exact attention partials, items are independent of each other */
-    void (*attend)(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim, float scale);
+    void (*attend)(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim,
+                   float scale);
 };
 
 extern const struct backend_ops backend_reference;

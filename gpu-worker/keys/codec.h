@@ -24,4 +24,4 @@ struct key_codec {
 };
 
 /* Keys as the rows have them: 64 consecutive keys of head_dim f16. */
-extern const struct key_codec key_codec_f16;
+extern const struct key_codec codec_f16;

@@ -1,3 +1,4 @@
+/* codec_f16.c - see codec.h: keys as the rows have them. */
 #include "gpu-worker/keys/codec.h"
 
 #include <string.h>
@@ -23,5 +24,4 @@ static void score(const struct kernels *kernels, const float *q, uint32_t head_d
     kernels->score_f16(q, head_dim, keys, LAYOUT_BLOCK_TOKENS, scale, scores);
 }
 
-const struct key_codec key_codec_f16 = {
-    .name = "f16", .block_bytes = block_bytes, .quantize = quantize, .score = score};
+const struct key_codec codec_f16 = {.name = "f16", .block_bytes = block_bytes, .quantize = quantize, .score = score};

@@ -15,7 +15,7 @@ static void select_full(uint32_t n_blocks, uint64_t *masks)
 static const struct selector full = {.name = "full", .select = select_full};
 
 static const struct policy policies[] = {
-    {.name = "full", .selector = &full, .codec = &key_codec_f16, .mode = AGGREGATE_RESCORE},
+    {.name = "full", .selector = &full, .codec = &codec_f16, .mode = AGGREGATE_RESCORE},
 };
 
 const struct policy *policy_find(const char *name)

@@ -280,7 +280,7 @@ void service_generate_ids(struct hcattn *client, const uint32_t *ids, size_t n_i
     generate_alone(client, &generate, answer);
 }
 
-void answer_free(struct answer *answer)
+void service_answer_free(struct answer *answer)
 {
     free(answer->prompt_ids);
     free(answer->ids);
@@ -290,7 +290,7 @@ void answer_free(struct answer *answer)
     *answer = (struct answer){0};
 }
 
-void answer_assert_equal(const struct answer *a, const struct answer *b)
+void service_answer_assert_equal(const struct answer *a, const struct answer *b)
 {
     assert_int_equal(a->n, b->n);
     for (uint32_t i = 0; i < a->n; i++)

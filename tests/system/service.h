@@ -56,7 +56,7 @@ struct answer {
     void *context;
 };
 
-/* Input text (raw, special tokens parsed) or ids. Asserts success. answer_free() afterwards. */
+/* Input text (raw, special tokens parsed) or ids. Asserts success. service_answer_free() afterwards. */
 void service_generate_text(struct hcattn *client, const char *text, uint32_t max_tokens, uint32_t n_top,
                            struct answer *answer);
 void service_generate_ids(struct hcattn *client, const uint32_t *ids, size_t n_ids, uint32_t max_tokens,
@@ -64,7 +64,7 @@ void service_generate_ids(struct hcattn *client, const uint32_t *ids, size_t n_i
 /* The call itself, in a session of the caller's; returns what hcattn_generate() returns. */
 int service_generate(struct hcattn *client, const struct hcattn_generate *generate, struct answer *answer,
                      struct hcattn_error *ret_error);
-void answer_free(struct answer *answer);
+void service_answer_free(struct answer *answer);
 
 /* The same ids and the same bits of log-probabilities. */
-void answer_assert_equal(const struct answer *a, const struct answer *b);
+void service_answer_assert_equal(const struct answer *a, const struct answer *b);

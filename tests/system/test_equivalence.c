@@ -44,7 +44,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    answer_free(&fixture->truth.answer);
+    service_answer_free(&fixture->truth.answer);
     free(fixture->truth.rows);
     return 0;
 }
@@ -98,10 +98,10 @@ static void check(struct fixture *fixture, const char *const *arguments, const c
     const struct outcome *expected = truth(fixture);
     struct outcome outcome = {0};
     run(fixture, arguments, environment, n_stores, &outcome);
-    answer_assert_equal(&expected->answer, &outcome.answer);
+    service_answer_assert_equal(&expected->answer, &outcome.answer);
     assert_int_equal(expected->n_bytes, outcome.n_bytes);
     assert_memory_equal(expected->rows, outcome.rows, outcome.n_bytes);
-    answer_free(&outcome.answer);
+    service_answer_free(&outcome.answer);
     free(outcome.rows);
 }
 
@@ -221,13 +221,13 @@ static void a_batch_of_sessions(void **state)
     }
     for (uint32_t i = 0; i < N_SESSIONS; i++)
         pthread_join(threads[i], NULL);
-    answer_assert_equal(&truth(fixture)->answer, &jobs[0].answer);
+    service_answer_assert_equal(&truth(fixture)->answer, &jobs[0].answer);
     for (uint32_t i = 0; i < N_SESSIONS; i++) {
         struct answer alone = {0};
         service_generate_ids(service.client, fixture->ids, lengths[i], N_TOKENS, &alone);
-        answer_assert_equal(&alone, &jobs[i].answer);
-        answer_free(&alone);
-        answer_free(&jobs[i].answer);
+        service_answer_assert_equal(&alone, &jobs[i].answer);
+        service_answer_free(&alone);
+        service_answer_free(&jobs[i].answer);
     }
     assert_int_equal(rows_n_used_blocks(&service, 2), 0);
     service_stop(&service);
@@ -248,7 +248,7 @@ static void a_session_in_parts(void **state)
         fail_msg("append: %s", error.sentence);
     assert_int_equal(appended.n_tokens, 200);
     generate(service.client, session, fixture->ids + 200, N_PROMPT - 200, &answer);
-    answer_assert_equal(&truth(fixture)->answer, &answer);
+    service_answer_assert_equal(&truth(fixture)->answer, &answer);
     /* go on with nothing new: the last token has an id but no rows yet */
     struct answer more = {0};
     generate(service.client, session, NULL, 0, &more);
@@ -263,9 +263,9 @@ static void a_session_in_parts(void **state)
     assert_int_equal(whole.n, 2 * N_TOKENS);
     assert_memory_equal(whole.ids + N_TOKENS, more.ids, N_TOKENS * sizeof(uint32_t));
     assert_memory_equal(whole.logprobs + N_TOKENS, more.logprobs, N_TOKENS * sizeof(float));
-    answer_free(&answer);
-    answer_free(&more);
-    answer_free(&whole);
+    service_answer_free(&answer);
+    service_answer_free(&more);
+    service_answer_free(&whole);
     service_stop(&service);
 }
 

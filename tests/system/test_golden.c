@@ -79,7 +79,7 @@ static void compare(const json_t *entry, struct hcattn *client, struct differenc
         difference->sum += fabs((double)answer.logprobs[i] - number(logprobs, i));
         difference->n++;
     }
-    answer_free(&answer);
+    service_answer_free(&answer);
 }
 
 static void check(void **state, const char *const *arguments, size_t max_prompt, size_t stride)

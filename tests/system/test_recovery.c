@@ -38,7 +38,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    answer_free(&fixture->truth);
+    service_answer_free(&fixture->truth);
     service_stop(&fixture->service);
     free(fixture);
     return 0;
@@ -80,8 +80,8 @@ static void kill_during_decode(struct fixture *fixture, const char *program, uin
         struct answer answer = {.on_token = kill_at, .context = &murder};
         service_generate_ids(fixture->service.client, fixture->ids, N_PROMPT, N_TOKENS, &answer);
         assert_true(murder.done);
-        answer_assert_equal(&fixture->truth, &answer);
-        answer_free(&answer);
+        service_answer_assert_equal(&fixture->truth, &answer);
+        service_answer_free(&answer);
         assert_was_restarted(&fixture->service, program, index, murder.pid);
     }
     /* nothing stays behind */
@@ -142,8 +142,8 @@ static void killed_during_prefill(void **state)
             .session = session.session, .at = N_PROMPT, .max_tokens = N_TOKENS, .logprobs = true, .ignore_end = true};
         if (service_generate(fixture->service.client, &generate, &answer, &error) < 0)
             fail_msg("generate: %s", error.sentence);
-        answer_assert_equal(&fixture->truth, &answer);
-        answer_free(&answer);
+        service_answer_assert_equal(&fixture->truth, &answer);
+        service_answer_free(&answer);
         assert_int_equal(hcattn_close_session(fixture->service.client, session.session, CALL_MS, NULL, NULL), 0);
     }
 }
@@ -170,8 +170,8 @@ static void an_idle_session_survives(void **state)
         .session = session.session, .at = N_PROMPT, .max_tokens = N_TOKENS, .logprobs = true, .ignore_end = true};
     if (service_generate(fixture->service.client, &generate, &answer, &error) < 0)
         fail_msg("generate: %s", error.sentence);
-    answer_assert_equal(&fixture->truth, &answer);
-    answer_free(&answer);
+    service_answer_assert_equal(&fixture->truth, &answer);
+    service_answer_free(&answer);
     assert_int_equal(hcattn_close_session(fixture->service.client, session.session, CALL_MS, NULL, NULL), 0);
 }
 

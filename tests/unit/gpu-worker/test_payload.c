@@ -1,4 +1,5 @@
-#include "cmocka_all.h"
+/* test_payload.c - requests are written within their area. */
+#include "tests/unit/gpu-worker/cmocka_all.h"
 
 #include <errno.h>
 #include <stdlib.h>

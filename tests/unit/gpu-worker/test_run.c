@@ -1,4 +1,5 @@
-#include "tokenizer_fixture.h"
+/* test_run.c - what a run makes of its request. */
+#include "tests/unit/gpu-worker/tokenizer_fixture.h"
 
 #include <errno.h>
 #include <string.h>

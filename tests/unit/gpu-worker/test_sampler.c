@@ -1,4 +1,5 @@
-#include "cmocka_all.h"
+/* test_sampler.c - choice of a token. */
+#include "tests/unit/gpu-worker/cmocka_all.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-#include "cmocka_all.h"
+/* test_session.c - exact set and key cache of one session. */
+#include "tests/unit/gpu-worker/cmocka_all.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -23,8 +24,7 @@ static int set_up(void **state)
     struct backend_options options = {.isa = KERNELS_ISA_PLAIN};
     fixture->kernels = kernels_get(KERNELS_ISA_PLAIN);
     assert_int_equal(backend_reference.open(&options, &fixture->backend, error, sizeof(error)), 0);
-    assert_int_equal(session_new(9, &shape, &key_codec_f16, &backend_reference, fixture->backend, &fixture->session),
-                     0);
+    assert_int_equal(session_new(9, &shape, &codec_f16, &backend_reference, fixture->backend, &fixture->session), 0);
     *state = fixture;
     return 0;
 }
@@ -115,13 +115,13 @@ static void key_cache_is_a_pure_function_of_sealed_blocks(void **state)
     struct fixture *fixture = *state;
     struct key_cache *caches[2];
     for (int c = 0; c < 2; c++) {
-        assert_int_equal(key_cache_new(&key_codec_f16, &shape, &caches[c]), 0);
+        assert_int_equal(key_cache_new(&codec_f16, &shape, &caches[c]), 0);
         for (uint32_t block = 0; block < 40; block++)
             assert_int_equal(key_cache_add(caches[c], fixture->kernels, block_rows, &block), 0);
     }
-    size_t head_bytes = key_codec_f16.block_bytes(shape.head_dim);
+    size_t head_bytes = codec_f16.block_bytes(shape.head_dim);
     assert_int_equal(key_cache_bytes(caches[0]), 40 * 2 * 3 * head_bytes);
-    assert_int_equal(key_cache_bytes_per_token(&key_codec_f16, &shape), 2 * 3 * 4 * 2);
+    assert_int_equal(key_cache_bytes_per_token(&codec_f16, &shape), 2 * 3 * 4 * 2);
     for (uint32_t block = 0; block < 40; block++)
         for (uint32_t layer = 0; layer < 2; layer++)
             for (uint32_t head = 0; head < 3; head++) {
@@ -142,8 +142,8 @@ static void scores_are_scaled_dots(void **state)
     for (int i = 0; i < 64 * 8; i++)
         values[i] = (float)(i % 13) * 0.25f - 1;
     fixture->kernels->f16_encode(values, 64 * 8, rows);
-    key_codec_f16.quantize(fixture->kernels, rows, 4, keys);
-    key_codec_f16.score(fixture->kernels, q, 4, keys, 0.5f, scores);
+    codec_f16.quantize(fixture->kernels, rows, 4, keys);
+    codec_f16.score(fixture->kernels, q, 4, keys, 0.5f, scores);
     for (int j = 0; j < 64; j++) {
         float dot = 0;
         for (int i = 0; i < 4; i++)

@@ -1,4 +1,5 @@
-#include "cmocka_all.h"
+/* test_stores.c - segments, handles and slots as a worker sees them. */
+#include "tests/unit/gpu-worker/cmocka_all.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-#include "tokenizer_fixture.h"
+/* test_text_stream.c - text of generated tokens. */
+#include "tests/unit/gpu-worker/tokenizer_fixture.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* tokenizer_fixture.h - the byte-level tokenizer of a tiny model made by tests/models/make-tiny. */
 #pragma once
 
-#include "cmocka_all.h"
+#include "tests/unit/gpu-worker/cmocka_all.h"
 
 #include <stdio.h>
 #include <stdlib.h>

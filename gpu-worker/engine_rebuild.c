@@ -1,5 +1,5 @@
 /*
- * rebuild.c - brings a session's device memory back from the stores: the exact set and the quantized keys, by fetches.
+ * engine_rebuild.c - brings a session's device memory back from the stores: the exact set and the quantized keys, by fetches.
  *
  * The path a device without a mapping of the segments takes; what it builds equals what was lost, since every consumer
  * sees a row as the row codec decodes it.
