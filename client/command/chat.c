@@ -111,10 +111,16 @@ static int talk(struct chat *chat)
             break;
         if (n == 0)
             continue;
-        if (memchr(line, 0, (size_t)n) || utf8_check(line, (size_t)n, NULL) < 0)
-            status = command_fail(COMMAND_ERROR, NAME, "the message is not UTF-8");
+        int result;
+        if (memchr(line, 0, (size_t)n))
+            result = command_fail(COMMAND_ERROR, NAME, "the message holds a NUL character");
+        else if (utf8_check(line, (size_t)n, NULL) < 0)
+            result = command_fail(COMMAND_ERROR, NAME, "the message is not UTF-8");
         else
-            status = say(chat, line, &over);
+            result = say(chat, line, &over);
+        /* A person has seen it and gone on; a script asks for the status only. */
+        if (terminal || !status)
+            status = result;
     }
     if (terminal)
         output_text("\n");

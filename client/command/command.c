@@ -64,15 +64,7 @@ int command_call_failed(const char *name, int result, const struct hcattn_error 
     }
     if (result == -ECANCELED && output_closed())
         return output_status();
-    char numbers[160] = "";
-    if (error->code == HCATTN_CONTEXT_EXCEEDED && error->n_ctx)
-        snprintf(numbers, sizeof(numbers), " (%llu tokens of input, %llu held, %llu asked for, context %llu)",
-                 (unsigned long long)error->n_prompt_tokens, (unsigned long long)error->n_tokens,
-                 (unsigned long long)error->max_tokens, (unsigned long long)error->n_ctx);
-    else if (error->code == HCATTN_NO_MEMORY && error->bytes_asked)
-        snprintf(numbers, sizeof(numbers), " (%llu bytes asked, %llu free)", (unsigned long long)error->bytes_asked,
-                 (unsigned long long)error->bytes_free);
-    return command_fail(COMMAND_ERROR, name, "%s%s", error->sentence, numbers);
+    return command_fail(COMMAND_ERROR, name, "%s", error->sentence);
 }
 
 static void on_signal(int number)

@@ -187,7 +187,11 @@ int generate_command(int argc, char **argv)
         status = command_fail(COMMAND_USAGE, NAME, "--system has no meaning with --raw");
     else
         prompt = command_text(NAME, options_positional(options, 0), false, &status);
-    if (prompt) {
+    /* A session that holds tokens can go on without new ones; a chat template would make a prompt of nothing. */
+    bool goes_on = given && strcmp(given, "new") != 0 && options_flag(options, "raw");
+    if (prompt && *prompt == '\0' && !goes_on)
+        status = command_fail(COMMAND_ERROR, NAME, "the prompt is empty");
+    else if (prompt) {
         struct hcattn *client = command_connect(NAME, options, &status);
         if (client)
             status = complete(client, options, prompt);

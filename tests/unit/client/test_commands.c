@@ -322,8 +322,9 @@ static void test_errors(void **state)
 {
     struct service *service = *state;
     assert_int_equal(RUN("generate", "full"), 1);
-    assert_true(programs_log_has(&service->programs, "the prompt is longer than the context (5000 tokens of input, 0 "
-                                                     "held, 0 asked for, context 4096)"));
+    assert_true(programs_log_has(&service->programs, "hcattn generate: the prompt is longer than the context"));
+    assert_int_equal(RUN("generate", ""), 1);
+    assert_true(programs_log_has(&service->programs, "the prompt is empty"));
     write_input(service, "a\xff", 2);
     assert_int_equal(RUN("generate", "-"), 1);
     assert_true(programs_log_has(&service->programs, "standard input is not UTF-8 (at byte 1)"));
