@@ -180,13 +180,18 @@ void flow_prepared(struct server *server, struct request *request, const uint32_
     enum admission admission =
         requests_admit(server->model.n_ctx, request->at, n_ids, request->kind == REQUEST_GENERATE,
                        request->default_max_tokens, &request->max_tokens);
+    if (admission == ADMISSION_INPUT_TOO_LONG) {
+        flow_fail(server, request, HCATTN__ERROR_CODE__CONTEXT_EXCEEDED, &numbers,
+                  "%llu tokens of input after the %llu the session holds do not fit the context of %llu",
+                  (unsigned long long)n_ids, (unsigned long long)request->at, (unsigned long long)server->model.n_ctx);
+        return;
+    }
     if (admission != ADMISSION_OK) {
         flow_fail(server, request, HCATTN__ERROR_CODE__CONTEXT_EXCEEDED, &numbers,
-                  admission == ADMISSION_INPUT_TOO_LONG
-                      ? "%llu tokens of input after the %llu the session holds do not fit the context of %llu"
-                      : "%llu tokens of input after the %llu the session holds and max_tokens do not fit the context "
-                        "of %llu",
-                  (unsigned long long)n_ids, (unsigned long long)request->at, (unsigned long long)server->model.n_ctx);
+                  "%llu tokens of input after the %llu the session holds, and %u to generate, do not fit the context "
+                  "of %llu",
+                  (unsigned long long)n_ids, (unsigned long long)request->at, request->max_tokens,
+                  (unsigned long long)server->model.n_ctx);
         return;
     }
     if (request->kind == REQUEST_SCORE &&
