@@ -128,8 +128,9 @@ static int open_model(struct app *app, const char *path, char *chat_error, size_
     char error[512] = "";
     if (path == NULL)
         return fail("--model", "no model file was given");
-    if (model_open(path, &app->model, error, sizeof(error)) < 0 ||
-        tokenizer_new(app->model->gguf, &app->tokenizer, error, sizeof(error)) < 0)
+    if (model_open(path, &app->model, error, sizeof(error)) < 0)
+        return fail("model", error); /* it names the file */
+    if (tokenizer_new(app->model->gguf, &app->tokenizer, error, sizeof(error)) < 0)
         return fail(path, error);
     if (tokenizer_n_vocab(app->tokenizer) > app->model->shape.n_vocab)
         return fail(path, "more tokens in the vocabulary than rows in the embedding");
@@ -156,8 +157,11 @@ static int load(struct app *app, const struct options *options, const struct ker
     if (r < 0)
         return fail("threads", strerror(-r));
     app->ops = backend_find(options_string(options, "backend"));
-    if (app->ops == NULL)
-        return fail("--backend", "this build has the back ends 'cpu' and 'reference'");
+    if (app->ops == NULL) {
+        snprintf(error, sizeof(error), "'%.100s' is not one; this build has 'cpu' and 'reference'",
+                 options_string(options, "backend"));
+        return fail("--backend", error);
+    }
     struct backend_options backend_options = {.isa = kernels->isa, .pool = app->pool};
     r = app->ops->open(&backend_options, &app->backend, error, sizeof(error));
     if (r < 0)

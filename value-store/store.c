@@ -38,7 +38,8 @@ static int start_threads(struct store *store, char sentence[STORE_SENTENCE])
 {
     store->kernels = kernels_get(store->config.isa);
     if (!store->kernels) {
-        snprintf(sentence, STORE_SENTENCE, "this CPU does not have the instruction set that was asked for");
+        snprintf(sentence, STORE_SENTENCE, "--isa %s: this CPU does not have it",
+                 store->config.isa == KERNELS_ISA_AVX512 ? "avx512" : "avx2"); /* every CPU has the others */
         return -ENOTSUP;
     }
     kernels_thread_setup();
