@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,6 +45,7 @@ void fakes_start_coordinator(struct fakes *fakes, const char *const *arguments)
     fakes->pid = fork();
     assert(fakes->pid >= 0);
     if (fakes->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         execv(program, (char *const *)(uintptr_t)argv);
         perror(program);
         _exit(127);

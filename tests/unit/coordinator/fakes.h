@@ -39,6 +39,7 @@ struct fake_store {
     char refused[512];
     struct descriptor last; /* descriptor that came */
     uint32_t n_descriptors;
+    uint64_t beat_us; /* of the last heartbeat; one is sent every 200 ms */
 };
 
 struct fake_worker {
@@ -59,6 +60,10 @@ struct fake_worker {
     uint32_t n_queue;
     struct descriptor last;
     uint32_t n_descriptors;
+    uint64_t beat_us;
+    uint64_t progress; /* what heartbeats say */
+    bool busy;
+    const char *phase;
 };
 
 struct fake_supervisor {
@@ -107,7 +112,7 @@ int fakes_connect(const struct fakes *fakes);
 void fakes_say(int fd, const Hcattn__Control__Control *message, int attached);
 Hcattn__Control__Control *fakes_hear(int fd, int *ret_attached); /* NULL: nothing now; attached -2: hung up */
 
-/* ---- fake_peers.c ---- */
+/* ---- fake_store.c, fake_worker.c, fake_peers.c ---- */
 void fake_store_register(struct fakes *fakes, uint32_t index, bool holds_segment);
 void fake_store_hang_up(struct fake_store *store); /* its segment stays */
 void fake_store_rebirth(struct fake_store *store); /* a later life, without a segment */
@@ -120,7 +125,6 @@ void fake_worker_register(struct fakes *fakes, uint32_t index);
 void fake_worker_hang_up(struct fake_worker *worker);
 void fake_worker_rebirth(struct fake_worker *worker);
 void fake_worker_pump(struct fakes *fakes, struct fake_worker *worker);
-void fake_worker_beat(struct fake_worker *worker, uint64_t progress, bool busy, const char *phase);
 /* Waits for the next request of that kind, in order; others before it are dropped. The caller frees it. */
 Hcattn__Work__WorkRequest *fake_worker_take(struct fakes *fakes, struct fake_worker *worker,
                                             Hcattn__Work__WorkRequest__RequestCase kind);

@@ -506,7 +506,6 @@ static void statistics_name_everybody(void **state)
 {
     (void)state;
     uint64_t id, session = fake_client_open_session(&fakes, 5, false);
-    fake_worker_beat(&fakes.workers[0], 1, false, "idle");
     Hcattn__Work__WorkRequest *run = run_generate(session, "abc", 100, &id);
     finish(session, run, id, 7);
     hcattn__work__work_request__free_unpacked(run, NULL);
