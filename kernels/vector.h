@@ -8,7 +8,7 @@
  *     AVX-512        run, bit for bit, the algorithms of the 16-wide tables.
  *
  * Invariant  every operation is IEEE 754 exact (no approximate instruction), so the three give equal bits lane by lane;
- *            the sums across lanes use one fixed tree: ((0+1)+(2+3)) + ((4+5)+(6+7)), and at width 16 first
+ *            the sums across lanes use one fixed tree: ((0+2)+(1+3)) + ((4+6)+(5+7)), and at width 16 first
  *            lane i + lane i+8.
  */
 #pragma once
@@ -26,15 +26,22 @@
 
 VECTOR_INLINE float lanes8_sum(__m256 a)
 {
-    __m256 pairs = _mm256_hadd_ps(a, a);
-    __m256 fours = _mm256_hadd_ps(pairs, pairs);
+    __m256 twos = _mm256_add_ps(a, _mm256_permute_ps(a, 0x4e));
+    __m256 fours = _mm256_add_ps(twos, _mm256_permute_ps(twos, 0xb1));
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+}
+
+/* In each half: a0 + a2, a1 + a3, b2 + b0, b3 + b1. */
+VECTOR_INLINE __m256 lanes8_twos(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
 }
 
 /* The lanes8_sum of each of four vectors, by the same tree. */
 VECTOR_INLINE __m128 lanes8_sum4(__m256 a, __m256 b, __m256 c, __m256 d)
 {
-    __m256 fours = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    __m256 ab = lanes8_twos(a, b), cd = lanes8_twos(c, d);
+    __m256 fours = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd));
     return _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1));
 }
 

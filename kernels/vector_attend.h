@@ -23,18 +23,40 @@
 /* 12 accumulators, 3 + 1 operands: the 16 registers of AVX2. */
 #define TILE_QUERIES    3u
 #define TILE_TOKENS     4u
-#define TILE_DIMENSIONS 4u /* vectors of out */
-#define DECODE_QUERIES  7u /* from this many queries on, rows are decoded once */
-#define MAX_VECTORS     (KERNELS_MAX_HEAD_DIM / VECTOR_WIDTH)
+#define TILE_DIMENSIONS 4u                  /* vectors of out */
+#define DECODE_QUERIES  (BATCH_QUERIES + 1) /* from this many queries on, rows are decoded once */
+#define BATCH_QUERIES   24u                 /* with 16 keys or a panel of values they fill the first-level cache */
+#define BATCH_TILES     (BATCH_QUERIES / TILE_QUERIES + 1)
+#define SCORE_TOKENS    16u
 
-_Static_assert(KERNELS_MAX_HEAD_DIM % VECTOR_WIDTH == 0, "padding must fit");
+_Static_assert(KERNELS_MAX_HEAD_DIM % (TILE_DIMENSIONS * VECTOR_WIDTH) == 0, "padding must fit");
 
-/* Rows as elements of 2 bytes (f16) or 4 (decoded). */
+/* K and V of 64 rows as elements of 2 bytes (f16, in place) or 4 (decoded). V is read in panels of TILE_DIMENSIONS
+ * vectors; decoded ones lie apart, so that a panel of all tokens stays in the first-level cache. */
 struct attend_rows {
-    const char *rows;
-    size_t stride_bytes;
-    size_t value_bytes; /* from a row's start to its V */
+    const char *keys, *values;
+    size_t key_stride_bytes, value_stride_bytes, panel_stride_bytes;
     uint32_t n_vectors;
+};
+
+/* Up to TILE_QUERIES queries that are computed together, and the tokens any of them attends to. */
+struct attend_tile {
+    uint32_t first, n_q;
+    uint32_t n_tokens, n_scored;
+    uint64_t all; /* tokens that all of them attend to */
+    uint8_t tokens[KERNELS_BLOCK_TOKENS];
+};
+
+/* What a batch of queries needs between the passes over K and over V. */
+struct attend_batch {
+    const struct attend_rows *in;
+    const float *q;
+    size_t q_stride;
+    const uint64_t *masks;
+    float scale;
+    size_t out_stride;
+    _Alignas(64) float scores[BATCH_QUERIES][KERNELS_BLOCK_TOKENS];
+    _Alignas(64) float out[BATCH_QUERIES * KERNELS_MAX_HEAD_DIM];
 };
 
 VECTOR_INLINE vf attend_load(const char *row, uint32_t i, const int decoded)
@@ -80,17 +102,22 @@ VECTOR_INLINE __m128 attend_scale(__m128 dots, float scale)
     return _mm_max_ps(_mm_set1_ps(-FLT_MAX), _mm_min_ps(_mm_set1_ps(FLT_MAX), s));
 }
 
-/* scores [n_q][64] of the listed tokens; the others are left as they are. */
-VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, const struct attend_rows *in, const float *q,
-                                 size_t q_stride, const uint8_t *tokens, uint32_t n_tokens, float scale,
-                                 float (*scores)[KERNELS_BLOCK_TOKENS])
+/* Scores of the tile's tokens below `end`, from where the last call stopped. Other elements are left as they are. */
+VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, struct attend_batch *batch,
+                                 struct attend_tile *tile, uint32_t end)
 {
-    uint32_t t = 0;
+    const struct attend_rows *in = batch->in;
+    const float *q = batch->q + tile->first * batch->q_stride;
+    const size_t q_stride = batch->q_stride;
+    const float scale = batch->scale;
+    const uint8_t *tokens = tile->tokens;
+    float(*scores)[KERNELS_BLOCK_TOKENS] = &batch->scores[tile->first];
+    uint32_t t = tile->n_scored, n_tokens = tile->n_tokens;
     __m128 dots[TILE_QUERIES];
-    for (; t + TILE_TOKENS <= n_tokens; t += TILE_TOKENS) {
+    for (; t + TILE_TOKENS <= n_tokens && tokens[t + 3] < end; t += TILE_TOKENS) {
         const char *rows[TILE_TOKENS];
         for (uint32_t j = 0; j < TILE_TOKENS; j++)
-            rows[j] = in->rows + tokens[t + j] * in->stride_bytes;
+            rows[j] = in->keys + tokens[t + j] * in->key_stride_bytes;
         attend_dots(n_q, 4, decoded, q, q_stride, rows, in->n_vectors, dots);
         int in_a_row = tokens[t + 3] == tokens[t] + 3;
 #pragma GCC unroll 4
@@ -106,13 +133,14 @@ VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, const st
             }
         }
     }
-    for (; t < n_tokens; t++) {
-        const char *row = in->rows + tokens[t] * in->stride_bytes;
+    for (; t < n_tokens && tokens[t] < end; t++) {
+        const char *row = in->keys + tokens[t] * in->key_stride_bytes;
         attend_dots(n_q, 1, decoded, q, q_stride, &row, in->n_vectors, dots);
 #pragma GCC unroll 4
         for (uint32_t a = 0; a < n_q; a++)
             scores[a][tokens[t]] = _mm_cvtss_f32(attend_scale(dots[a], scale));
     }
+    tile->n_scored = t;
 }
 
 /* scores [64] -> exp(score - max) of the masked tokens; only they are meaningful before and after. */
@@ -123,7 +151,9 @@ VECTOR_INLINE void attend_softmax(float *scores, uint64_t mask, float *ret_max, 
     vf max = none;
     for (uint32_t g = 0; g < KERNELS_BLOCK_TOKENS; g += VECTOR_WIDTH) {
         uint32_t bits = (uint32_t)(mask >> g) & lanes;
-        if (bits)
+        if (bits == lanes)
+            max = vf_max(max, vf_load(scores + g));
+        else if (bits)
             max = vf_max(max, vf_bits(bits, vf_load(scores + g), none));
     }
     float block_max = vf_max_across(max);
@@ -133,7 +163,8 @@ VECTOR_INLINE void attend_softmax(float *scores, uint64_t mask, float *ret_max, 
         if (!bits)
             continue;
         vf weight = vf_exp(vf_sub(vf_load(scores + g), vf_set(block_max)));
-        weight = vf_bits(bits, weight, vf_zero());
+        if (bits != lanes)
+            weight = vf_bits(bits, weight, vf_zero());
         sum = vf_add(sum, weight);
         vf_store(scores + g, weight);
     }
@@ -141,26 +172,30 @@ VECTOR_INLINE void attend_softmax(float *scores, uint64_t mask, float *ret_max, 
     *ret_sum = vf_sum(sum);
 }
 
-/* out[a][from, from + n_d) vectors <- sum of weight x V over the listed tokens, in their order. */
-VECTOR_INLINE void attend_values(const uint32_t n_q, const uint32_t n_d, const int decoded,
-                                 const struct attend_rows *in, uint32_t from, const uint8_t *tokens, uint32_t n_tokens,
-                                 const uint64_t *masks, const int shared_mask, float (*weights)[KERNELS_BLOCK_TOKENS],
-                                 float (*out)[KERNELS_MAX_HEAD_DIM])
+/* out of vectors [from, from + n_d) of a panel <- sum of weight x V over the tile's tokens, in their order. */
+VECTOR_INLINE void attend_values(const uint32_t n_q, const uint32_t n_d, const int decoded, struct attend_batch *batch,
+                                 const struct attend_tile *tile, uint32_t panel, uint32_t from)
 {
+    const struct attend_rows *in = batch->in;
+    const char *values = in->values + panel * in->panel_stride_bytes;
+    const size_t value_stride_bytes = in->value_stride_bytes;
+    const uint64_t *masks = batch->masks + tile->first;
+    const uint64_t all = tile->all;
+    float(*weights)[KERNELS_BLOCK_TOKENS] = &batch->scores[tile->first];
     vf sums[TILE_QUERIES][TILE_DIMENSIONS];
 #pragma GCC unroll 4
     for (uint32_t a = 0; a < n_q; a++)
 #pragma GCC unroll 4
         for (uint32_t d = 0; d < n_d; d++)
             sums[a][d] = vf_zero();
-    for (uint32_t t = 0; t < n_tokens; t++) {
-        const uint32_t token = tokens[t];
-        const char *value = in->rows + token * in->stride_bytes + in->value_bytes;
-        vf weight[TILE_QUERIES];
+    for (uint32_t t = 0; t < tile->n_tokens; t++) {
+        const uint32_t token = tile->tokens[t];
+        const char *value = values + token * value_stride_bytes;
+        if (all >> token & 1u) {
+            vf weight[TILE_QUERIES];
 #pragma GCC unroll 4
-        for (uint32_t a = 0; a < n_q; a++)
-            weight[a] = vf_set(weights[a][token]);
-        if (shared_mask) {
+            for (uint32_t a = 0; a < n_q; a++)
+                weight[a] = vf_set(weights[a][token]);
 #pragma GCC unroll 4
             for (uint32_t d = 0; d < n_d; d++) {
                 vf v = attend_load(value, from + d, decoded);
@@ -173,100 +208,156 @@ VECTOR_INLINE void attend_values(const uint32_t n_q, const uint32_t n_d, const i
             for (uint32_t a = 0; a < n_q; a++) {
                 if (!(masks[a] >> token & 1u))
                     continue;
+                vf weight = vf_set(weights[a][token]);
 #pragma GCC unroll 4
                 for (uint32_t d = 0; d < n_d; d++)
-                    sums[a][d] = vf_fma(weight[a], attend_load(value, from + d, decoded), sums[a][d]);
+                    sums[a][d] = vf_fma(weight, attend_load(value, from + d, decoded), sums[a][d]);
             }
         }
     }
+    float *out = batch->out + tile->first * batch->out_stride + (panel * TILE_DIMENSIONS + from) * VECTOR_WIDTH;
 #pragma GCC unroll 4
     for (uint32_t a = 0; a < n_q; a++)
 #pragma GCC unroll 4
         for (uint32_t d = 0; d < n_d; d++)
-            vf_store(out[a] + (size_t)(from + d) * VECTOR_WIDTH, sums[a][d]);
+            vf_store(out + a * batch->out_stride + (size_t)d * VECTOR_WIDTH, sums[a][d]);
 }
 
-VECTOR_INLINE void attend_all_values(const uint32_t n_q, const int decoded, const struct attend_rows *in,
-                                     const uint8_t *tokens, uint32_t n_tokens, const uint64_t *masks,
-                                     const int shared_mask, float (*weights)[KERNELS_BLOCK_TOKENS],
-                                     float (*out)[KERNELS_MAX_HEAD_DIM])
+VECTOR_INLINE void attend_panel(const uint32_t n_q, const int decoded, struct attend_batch *batch,
+                                const struct attend_tile *tile, uint32_t panel)
 {
-    uint32_t from = 0;
-    for (; from + TILE_DIMENSIONS <= in->n_vectors; from += TILE_DIMENSIONS)
-        attend_values(n_q, TILE_DIMENSIONS, decoded, in, from, tokens, n_tokens, masks, shared_mask, weights, out);
-    for (; from < in->n_vectors; from++)
-        attend_values(n_q, 1, decoded, in, from, tokens, n_tokens, masks, shared_mask, weights, out);
-}
-
-VECTOR_INLINE void attend_tile(const uint32_t n_q, const int decoded, const struct attend_rows *in, const float *q,
-                               size_t q_stride, uint32_t head_dim, const uint64_t *masks, float scale, float *partials)
-{
-    uint64_t any = 0, all = ~UINT64_C(0);
-    for (uint32_t a = 0; a < n_q; a++) {
-        any |= masks[a];
-        all &= masks[a];
-    }
-    if (!any)
+    const uint32_t left = batch->in->n_vectors - panel * TILE_DIMENSIONS;
+    if (left >= TILE_DIMENSIONS) {
+        attend_values(n_q, TILE_DIMENSIONS, decoded, batch, tile, panel, 0);
         return;
-    uint8_t tokens[KERNELS_BLOCK_TOKENS];
-    uint32_t n_tokens = 0;
-    for (uint64_t left = any; left; left &= left - 1)
-        tokens[n_tokens++] = (uint8_t)__builtin_ctzll(left);
-
-    _Alignas(64) float scores[TILE_QUERIES][KERNELS_BLOCK_TOKENS];
-    _Alignas(64) float out[TILE_QUERIES][KERNELS_MAX_HEAD_DIM];
-    float max[TILE_QUERIES], sum[TILE_QUERIES];
-    attend_scores(n_q, decoded, in, q, q_stride, tokens, n_tokens, scale, scores);
-    for (uint32_t a = 0; a < n_q; a++)
-        if (masks[a])
-            attend_softmax(scores[a], masks[a], &max[a], &sum[a]);
-    if (any == all)
-        attend_all_values(n_q, decoded, in, tokens, n_tokens, masks, 1, scores, out);
-    else
-        attend_all_values(n_q, decoded, in, tokens, n_tokens, masks, 0, scores, out);
-    for (uint32_t a = 0; a < n_q; a++)
-        if (masks[a])
-            partial_merge_parts(partials + (size_t)a * KERNELS_PARTIAL_FLOATS(head_dim), max[a], sum[a], out[a],
-                                head_dim);
+    }
+    if (left >= 2)
+        attend_values(n_q, 2, decoded, batch, tile, panel, 0);
+    if (left % 2)
+        attend_values(n_q, 1, decoded, batch, tile, panel, left - 1);
 }
 
 /* One function a tile size and row format, so that each gets its own registers. */
 #define ATTEND_TILE(name, n_q, decoded)                                                                                \
-    static __attribute__((noinline)) void name(const struct attend_rows *in, const float *q, size_t q_stride,          \
-                                               uint32_t head_dim, const uint64_t *masks, float scale, float *partials) \
+    static __attribute__((noinline)) void name##_scores(struct attend_batch *batch, struct attend_tile *tile,          \
+                                                        uint32_t end)                                                  \
     {                                                                                                                  \
-        attend_tile(n_q, decoded, in, q, q_stride, head_dim, masks, scale, partials);                                  \
+        attend_scores(n_q, decoded, batch, tile, end);                                                                 \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void name##_panel(struct attend_batch *batch, struct attend_tile *tile,           \
+                                                       uint32_t panel)                                                 \
+    {                                                                                                                  \
+        attend_panel(n_q, decoded, batch, tile, panel);                                                                \
     }
-ATTEND_TILE(attend_tile_1_f16, 1, 0)
-ATTEND_TILE(attend_tile_2_f16, 2, 0)
-ATTEND_TILE(attend_tile_3_f16, 3, 0)
-ATTEND_TILE(attend_tile_1_f32, 1, 1)
-ATTEND_TILE(attend_tile_2_f32, 2, 1)
-ATTEND_TILE(attend_tile_3_f32, 3, 1)
+ATTEND_TILE(attend_1_f16, 1, 0)
+ATTEND_TILE(attend_2_f16, 2, 0)
+ATTEND_TILE(attend_3_f16, 3, 0)
+ATTEND_TILE(attend_1_f32, 1, 1)
+ATTEND_TILE(attend_2_f32, 2, 1)
+ATTEND_TILE(attend_3_f32, 3, 1)
 #undef ATTEND_TILE
 
-static void attend_tiles(const struct attend_rows *in, int decoded, const float *q, uint32_t n_queries,
+/* Cuts n queries into tiles, leaving out those that attend to nothing. Returns how many. */
+static uint32_t attend_cut(const uint64_t *masks, uint32_t n, struct attend_tile *tiles)
+{
+    uint32_t n_tiles = 0;
+    const struct attend_tile *before = NULL; /* whose tokens are those of `listed` */
+    uint64_t listed = 0;
+    for (uint32_t i = 0, n_q; i < n; i += n_q) {
+        struct attend_tile *tile = &tiles[n_tiles];
+        n_q = n - i;
+        n_q = n_q > 4 || n_q == 3 ? 3 : n_q > 2 ? 2 : n_q; /* 4 = 2 + 2 */
+        uint64_t any = 0;
+        tile->all = ~UINT64_C(0);
+        for (uint32_t a = 0; a < n_q; a++) {
+            any |= masks[i + a];
+            tile->all &= masks[i + a];
+        }
+        tile->first = i;
+        tile->n_q = n_q;
+        tile->n_scored = 0;
+        if (!any)
+            continue;
+        if (before && any == listed) { /* most often all queries attend to the same tokens */
+            tile->n_tokens = before->n_tokens;
+            memcpy(tile->tokens, before->tokens, sizeof tile->tokens);
+        } else {
+            tile->n_tokens = 0;
+            for (uint64_t left = any; left; left &= left - 1)
+                tile->tokens[tile->n_tokens++] = (uint8_t)__builtin_ctzll(left);
+            listed = any;
+        }
+        before = tile;
+        n_tiles++;
+    }
+    return n_tiles;
+}
+
+/* Up to BATCH_QUERIES queries: all scores, in steps of few tokens so that their keys stay near; all weights; all values,
+ * panel by panel; the merges. */
+static void attend_batch(const struct attend_rows *in, int decoded, const float *q, size_t q_stride, uint32_t n,
                          uint32_t head_dim, const uint64_t *masks, float scale, float *partials)
 {
-    static void (*const tiles[2][TILE_QUERIES])(const struct attend_rows *, const float *, size_t, uint32_t,
-                                                const uint64_t *, float, float *) = {
-        {attend_tile_1_f16, attend_tile_2_f16, attend_tile_3_f16},
-        {attend_tile_1_f32, attend_tile_2_f32, attend_tile_3_f32},
+    typedef void tile_function(struct attend_batch *, struct attend_tile *, uint32_t);
+    static tile_function *const score[2][TILE_QUERIES] = {
+        {attend_1_f16_scores, attend_2_f16_scores, attend_3_f16_scores},
+        {attend_1_f32_scores, attend_2_f32_scores, attend_3_f32_scores},
     };
+    static tile_function *const panels[2][TILE_QUERIES] = {
+        {attend_1_f16_panel, attend_2_f16_panel, attend_3_f16_panel},
+        {attend_1_f32_panel, attend_2_f32_panel, attend_3_f32_panel},
+    };
+    struct attend_tile tiles[BATCH_TILES];
+    struct attend_batch batch;
+    float max[BATCH_QUERIES], sum[BATCH_QUERIES];
+    const uint32_t n_tiles = attend_cut(masks, n, tiles);
+    batch.in = in;
+    batch.q = q;
+    batch.q_stride = q_stride;
+    batch.masks = masks;
+    batch.scale = scale;
+    batch.out_stride = (size_t)in->n_vectors * VECTOR_WIDTH;
+    const uint32_t step = n_tiles > 1 ? SCORE_TOKENS : KERNELS_BLOCK_TOKENS;
+    for (uint32_t end = step; end <= KERNELS_BLOCK_TOKENS; end += step)
+        for (uint32_t i = 0; i < n_tiles; i++)
+            score[decoded][tiles[i].n_q - 1](&batch, &tiles[i], end);
+    for (uint32_t i = 0; i < n; i++)
+        if (masks[i])
+            attend_softmax(batch.scores[i], masks[i], &max[i], &sum[i]);
+    for (uint32_t panel = 0; panel * TILE_DIMENSIONS < in->n_vectors; panel++)
+        for (uint32_t i = 0; i < n_tiles; i++)
+            panels[decoded][tiles[i].n_q - 1](&batch, &tiles[i], panel);
+
+    const size_t width = KERNELS_PARTIAL_FLOATS(head_dim);
+    float factors[BATCH_QUERIES + VECTOR_WIDTH] = {0};
+    for (uint32_t i = 0; i < n; i++)
+        if (masks[i])
+            factors[i] = partial_distance(partials + i * width, max[i]);
+    for (uint32_t i = 0; i < n; i += VECTOR_WIDTH)
+        vf_store(factors + i, vf_exp(vf_load(factors + i)));
+    for (uint32_t i = 0; i < n; i++)
+        if (masks[i])
+            partial_merge_parts(partials + i * width, max[i], sum[i], batch.out + i * batch.out_stride, factors[i],
+                                head_dim);
+}
+
+static void attend_batches(const struct attend_rows *in, int decoded, const float *q, uint32_t n_queries,
+                           uint32_t head_dim, const uint64_t *masks, float scale, float *partials)
+{
     const int padded = head_dim % VECTOR_WIDTH != 0;
     for (uint32_t i = 0, n; i < n_queries; i += n) {
-        n = n_queries - i;
-        n = n > 4 || n == 3 ? 3 : n > 2 ? 2 : n; /* 4 = 2 + 2 */
-        const float *tile_q = q + (size_t)i * head_dim;
-        float *tile_partials = partials + (size_t)i * KERNELS_PARTIAL_FLOATS(head_dim);
+        n = n_queries - i < BATCH_QUERIES ? n_queries - i : BATCH_QUERIES;
+        const float *batch_q = q + (size_t)i * head_dim;
+        float *batch_partials = partials + (size_t)i * KERNELS_PARTIAL_FLOATS(head_dim);
         if (padded) {
-            float copy[TILE_QUERIES][KERNELS_MAX_HEAD_DIM];
-            memset(copy, 0, sizeof copy);
-            for (uint32_t a = 0; a < n; a++)
-                memcpy(copy[a], tile_q + (size_t)a * head_dim, head_dim * sizeof(float));
-            tiles[decoded][n - 1](in, copy[0], KERNELS_MAX_HEAD_DIM, head_dim, masks + i, scale, tile_partials);
+            float copy[BATCH_QUERIES][KERNELS_MAX_HEAD_DIM];
+            for (uint32_t a = 0; a < n; a++) {
+                memcpy(copy[a], batch_q + (size_t)a * head_dim, head_dim * sizeof(float));
+                memset(copy[a] + head_dim, 0, VECTOR_WIDTH * sizeof(float) - head_dim % VECTOR_WIDTH * sizeof(float));
+            }
+            attend_batch(in, decoded, copy[0], KERNELS_MAX_HEAD_DIM, n, head_dim, masks + i, scale, batch_partials);
         } else {
-            tiles[decoded][n - 1](in, tile_q, head_dim, head_dim, masks + i, scale, tile_partials);
+            attend_batch(in, decoded, batch_q, head_dim, n, head_dim, masks + i, scale, batch_partials);
         }
     }
 }
@@ -284,26 +375,39 @@ VECTOR_INLINE void attend_decode_padded(const uint16_t *from, uint32_t n, float 
     }
 }
 
+/* Reads only the tokens of `any`. */
+static void attend_decode(const uint16_t *rows, uint32_t head_dim, uint64_t any, float *keys, size_t key_stride,
+                          float *values)
+{
+    const uint32_t panel = TILE_DIMENSIONS * VECTOR_WIDTH;
+    for (; any; any &= any - 1) {
+        const size_t token = (size_t)__builtin_ctzll(any);
+        const uint16_t *row = rows + token * 2 * head_dim;
+        attend_decode_padded(row, head_dim, keys + token * key_stride);
+        for (uint32_t d = 0; d < head_dim; d += panel)
+            attend_decode_padded(row + head_dim + d, head_dim - d < panel ? head_dim - d : panel,
+                                 values + (size_t)d * KERNELS_BLOCK_TOKENS + token * panel);
+    }
+}
+
 static __attribute__((noinline)) void attend_block_decoded(const float *q, uint32_t n_queries, uint32_t head_dim,
                                                            const uint16_t *rows, uint64_t any, const uint64_t *masks,
                                                            float scale, float *partials)
 {
-    _Alignas(64) float decoded[KERNELS_BLOCK_TOKENS * 2 * KERNELS_MAX_HEAD_DIM];
+    _Alignas(64) float keys[KERNELS_BLOCK_TOKENS * KERNELS_MAX_HEAD_DIM];
+    _Alignas(64) float values[KERNELS_BLOCK_TOKENS * KERNELS_MAX_HEAD_DIM];
     const uint32_t n_vectors = (head_dim + VECTOR_WIDTH - 1) / VECTOR_WIDTH;
-    const size_t half = (size_t)n_vectors * VECTOR_WIDTH;
-    for (; any; any &= any - 1) {
-        size_t token = (size_t)__builtin_ctzll(any);
-        const uint16_t *row = rows + token * 2 * head_dim;
-        attend_decode_padded(row, head_dim, decoded + token * 2 * half);
-        attend_decode_padded(row + head_dim, head_dim, decoded + (token * 2 + 1) * half);
-    }
+    const size_t key_stride = (size_t)n_vectors * VECTOR_WIDTH;
+    attend_decode(rows, head_dim, any, keys, key_stride, values);
     struct attend_rows in = {
-        .rows = (const char *)decoded,
-        .stride_bytes = 2 * half * sizeof(float),
-        .value_bytes = half * sizeof(float),
+        .keys = (const char *)keys,
+        .values = (const char *)values,
+        .key_stride_bytes = key_stride * sizeof(float),
+        .value_stride_bytes = TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(float),
+        .panel_stride_bytes = (size_t)KERNELS_BLOCK_TOKENS * TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(float),
         .n_vectors = n_vectors,
     };
-    attend_tiles(&in, 1, q, n_queries, head_dim, masks, scale, partials);
+    attend_batches(&in, 1, q, n_queries, head_dim, masks, scale, partials);
 }
 
 static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, const uint16_t *rows,
@@ -318,12 +422,14 @@ static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, 
         return;
     }
     struct attend_rows in = {
-        .rows = (const char *)rows,
-        .stride_bytes = (size_t)head_dim * 2 * sizeof(uint16_t),
-        .value_bytes = (size_t)head_dim * sizeof(uint16_t),
+        .keys = (const char *)rows,
+        .values = (const char *)(rows + head_dim),
+        .key_stride_bytes = (size_t)head_dim * 2 * sizeof(uint16_t),
+        .value_stride_bytes = (size_t)head_dim * 2 * sizeof(uint16_t),
+        .panel_stride_bytes = TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(uint16_t),
         .n_vectors = head_dim / VECTOR_WIDTH,
     };
-    attend_tiles(&in, 0, q, n_queries, head_dim, masks, scale, partials);
+    attend_batches(&in, 0, q, n_queries, head_dim, masks, scale, partials);
 }
 
 /* The same dots as attend_block's scores. */

@@ -8,17 +8,20 @@
 #include "kernels/vector.h"
 #include "kernels/vector_exp.h"
 
-/* exp of one number, by the arithmetic of vf_exp (scalar moves in and out of a vector). */
-VECTOR_INLINE float vector_exp1(float x)
+/*
+ * Merging [max, sum, out] into a partial takes the exponential of one distance, in two steps so that a tile of
+ * queries shares the vector of exponentials. The larger maximum's factor is exactly 1 and nothing is fused:
+ * the merge is commutative.
+ */
+VECTOR_INLINE float partial_distance(const float *into, float max)
 {
-    float lanes[VECTOR_WIDTH];
-    vf_store(lanes, vf_exp(vf_set(x)));
-    return lanes[0];
+    if (into[0] == -INFINITY || max == -INFINITY)
+        return 0.0f;
+    return into[0] >= max ? max - into[0] : into[0] - max; /* the latter where either is NaN, which then shows */
 }
 
-/* into <- merge(into, [max, sum, out]); the exponential of the larger maximum is exactly 1, no fused operations:
- * the merge is commutative. */
-VECTOR_INLINE void partial_merge_parts(float *into, float max, float sum, const float *out, uint32_t head_dim)
+VECTOR_INLINE void partial_merge_parts(float *into, float max, float sum, const float *out, float factor,
+                                       uint32_t head_dim)
 {
     if (max == -INFINITY)
         return;
@@ -28,12 +31,9 @@ VECTOR_INLINE void partial_merge_parts(float *into, float max, float sum, const 
         memcpy(into + 2, out, head_dim * sizeof *out);
         return;
     }
-    float ours = 1.0f, theirs = 1.0f;
-    if (into[0] >= max)
-        theirs = vector_exp1(max - into[0]);
-    else
-        ours = vector_exp1(into[0] - max); /* also where either is NaN, which then shows */
-    into[0] = into[0] >= max ? into[0] : max;
+    const int keep = into[0] >= max;
+    const float ours = keep ? 1.0f : factor, theirs = keep ? factor : 1.0f;
+    into[0] = keep ? into[0] : max;
     into[1] = into[1] * ours + sum * theirs;
     float *to = into + 2;
     uint32_t i = 0;
@@ -45,7 +45,9 @@ VECTOR_INLINE void partial_merge_parts(float *into, float max, float sum, const 
 
 static void partial_merge(float *into, const float *from, uint32_t head_dim)
 {
-    partial_merge_parts(into, from[0], from[1], from + 2, head_dim);
+    float factors[VECTOR_WIDTH];
+    vf_store(factors, vf_exp(vf_set(partial_distance(into, from[0]))));
+    partial_merge_parts(into, from[0], from[1], from + 2, factors[0], head_dim);
 }
 
 static void partial_finish(const float *partial, uint32_t head_dim, float *out)

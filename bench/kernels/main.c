@@ -1,7 +1,7 @@
 /*
  * main.c - how fast the kernels are on this machine: products with packed weights, attention over blocks.
  *
- *     bench-kernels [--isa plain|avx2|avx512|auto] [--threads N]
+ *     bench-kernels [--isa plain|avx2|avx512|auto] [--threads N] [--only matmul|attend]
  *
  * Every line is the best of several rounds, so that a neighbour's work on a shared machine disturbs little.
  */
@@ -157,12 +157,17 @@ int main(int argc, char **argv)
 {
     enum kernels_isa isa = KERNELS_ISA_AUTO;
     uint32_t n_threads = 2;
+    const char *only = "";
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--isa") == 0 && kernels_isa_parse(argv[i + 1], &isa) == 0)
             continue;
         if (strcmp(argv[i], "--threads") == 0 && (n_threads = (uint32_t)atoi(argv[i + 1])) > 0)
             continue;
-        fprintf(stderr, "usage: bench-kernels [--isa plain|avx2|avx512|auto] [--threads N]\n");
+        if (strcmp(argv[i], "--only") == 0) {
+            only = argv[i + 1];
+            continue;
+        }
+        fprintf(stderr, "usage: bench-kernels [--isa plain|avx2|avx512|auto] [--threads N] [--only matmul|attend]\n");
         return 2;
     }
     kernels_thread_setup();
@@ -178,10 +183,12 @@ int main(int argc, char **argv)
     printf("%s\n", ops->describe(backend));
     static const enum tensor_type types[] = {TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q4_K, TENSOR_Q5_K,
                                              TENSOR_Q6_K, TENSOR_Q8_0, TENSOR_F16,  TENSOR_F32};
-    bench_matmul(TENSOR_Q4_1, 576, 1536);
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        bench_matmul(types[i], 1024, 2048);
-    for (uint32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
+    if (strcmp(only, "attend") != 0) {
+        bench_matmul(TENSOR_Q4_1, 576, 1536);
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+            bench_matmul(types[i], 1024, 2048);
+    }
+    for (uint32_t head_dim = 64; head_dim <= 128 && strcmp(only, "matmul") != 0; head_dim += 64) {
         bench_block(1, head_dim, "dense", ~UINT64_C(0), 0);
         bench_block(3, head_dim, "dense", ~UINT64_C(0), 0);
         bench_block(8, head_dim, "dense", ~UINT64_C(0), 0);

@@ -21,7 +21,7 @@
 #define MAX_PARTIAL KERNELS_PARTIAL_FLOATS(KERNELS_MAX_HEAD_DIM)
 
 static const uint32_t head_dims[] = {1, 2, 7, 8, 16, 31, 64, 72, 80, 96, 128, 200, 255, 256};
-static const uint32_t query_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 192};
+static const uint32_t query_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 24, 25, 28, 192};
 
 static uint64_t state = 88172645463325252u;
 
