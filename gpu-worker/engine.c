@@ -527,6 +527,8 @@ int engine_new(const struct engine_options *options, struct network *network, co
         r = step_new(network, kernels, &engine->stores, &engine->link, pool, options->transport, &limits,
                      &engine->step);
     if (r == 0)
+        engine->step->progress = &engine->progress;
+    if (r == 0)
         r = -pthread_create(&engine->thread, NULL, engine_main, engine);
     if (r < 0) {
         engine_free(engine);

@@ -41,14 +41,15 @@ static int read_journal(struct engine *engine, struct run *run, struct journal *
         }
         uint32_t n_ids = atomic_load_explicit(&header->n_ids, memory_order_acquire);
         n_ids = n_ids < LAYOUT_BLOCK_TOKENS ? n_ids : LAYOUT_BLOCK_TOKENS;
-        for (uint32_t i = 0; i < n_ids && journal.n_ids < run->capacity; i++)
-            run->ids[journal.n_ids++] = header->ids[i];
+        for (uint32_t i = 0; i < n_ids; i++, journal.n_ids++)
+            if (journal.n_ids < run->capacity)
+                run->ids[journal.n_ids] = header->ids[i];
         if (!rows_end)
             journal.n_rows += complete_rows(header, engine->stores.shape.n_layers);
         rows_end = journal.n_rows % LAYOUT_BLOCK_TOKENS != 0 || journal.n_rows < (block + 1) * LAYOUT_BLOCK_TOKENS;
         ids_end = n_ids < LAYOUT_BLOCK_TOKENS;
     }
-    for (uint32_t i = 0; i < journal.n_ids; i++)
+    for (uint32_t i = 0; i < journal.n_ids && i < run->capacity; i++)
         if (run->ids[i] >= engine->network->shape.n_vocab) {
             run_fail(run, -EPROTO, "the journal holds token %u, which the model does not have", run->ids[i]);
             return -EPROTO;
@@ -64,6 +65,10 @@ static int check_journal(struct engine *engine, struct run *run, const struct jo
     uint32_t at = (uint32_t)request->at, known = run_input_end(run) + (request->score ? 0 : request->resume_from);
     if (journal->n_ids < at || (request->max_tokens > 0 && request->resume_from > 0 && journal->n_ids < known)) {
         run_fail(run, -EEXIST, "the session holds %u tokens, fewer than the request builds on", journal->n_ids);
+        return -EEXIST;
+    }
+    if (journal->n_ids > run->capacity) {
+        run_fail(run, -EEXIST, "the session holds %u tokens, more than the request knows of", journal->n_ids);
         return -EEXIST;
     }
     for (uint32_t i = 0; i < request->n_input; i++) {
@@ -93,9 +98,9 @@ static uint32_t first_position(const struct run *run, const struct journal *jour
     return journal->n_rows < first ? journal->n_rows : first;
 }
 
-static int feed_resumed(struct engine *engine, struct run *run)
+/* Tokens that the client has: their text is told already. */
+static int feed_resumed(struct run *run)
 {
-    (void)engine;
     for (uint32_t i = run_input_end(run); i < run->n_known; i++) {
         char *text;
         bool stopped;
@@ -124,7 +129,7 @@ int engine_prepare(struct engine *engine, struct run *run)
     run->position = first_position(run, &journal);
     run->n_generated = 0;
     if (run->request->max_tokens > 0 && run->request->resume_from > 0) {
-        r = feed_resumed(engine, run);
+        r = feed_resumed(run);
         if (r < 0) {
             run_fail(run, r, "out of memory");
             return r;
@@ -138,8 +143,6 @@ int engine_prepare(struct engine *engine, struct run *run)
         run_fail(run, r, "the session could not be rebuilt from its stores: %s", strerror(-r));
     return r;
 }
-
-static const uint16_t *mapped_rows(void *context, uint32_t layer, uint32_t kv_head);
 
 struct mapped_block {
     const struct stores *stores;

@@ -6,13 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "gpu-worker/server_private.h"
 #include "proto/work.pb-c.h"
 
+static void send_error(struct server *server, uint64_t work, int error, const char *sentence);
+
 static void send_reply(struct server *server, const Hcattn__Work__WorkReply *reply)
 {
+    enum { MARGIN = 1024 }; /* of what the coordinator makes of it for the client */
     size_t n_bytes = hcattn__work__work_reply__get_packed_size(reply);
+    if (n_bytes > SOCKET_MAX_FRAME_BYTES - MARGIN) {
+        send_error(server, reply->work, -E2BIG, "the answer would be larger than 64 MiB");
+        return;
+    }
     uint8_t *bytes = malloc(n_bytes == 0 ? 1 : n_bytes);
     if (bytes == NULL) {
         LOG_ERROR("no memory for a reply of %zu bytes", n_bytes);
@@ -332,8 +340,12 @@ static void forward(struct server *server, enum engine_command_kind kind, uint64
 
 void server_work_receive(struct server *server)
 {
-    enum { AT_ONCE = 64 }; /* then events and health get their turn */
-    for (int i = 0; i < AT_ONCE; i++) {
+    enum {
+        AT_ONCE = 64,
+        ROUND_US = 20000
+    }; /* then events and health get their turn: making ids of a long text takes long */
+    uint64_t until_us = clock_deadline_us(ROUND_US);
+    for (int i = 0; i < AT_ONCE && clock_now_us() < until_us; i++) {
         struct socket_message *message;
         int r = socket_receive(server->work, false, &message);
         if (r == -EAGAIN)

@@ -282,6 +282,8 @@ int step_run(struct step *step, void (*on_journaled)(void *context), void *conte
             return r;
         if (layer == 0)
             on_journaled(context);
+        if (step->progress != NULL)
+            atomic_fetch_add_explicit(step->progress, 1, memory_order_relaxed);
     }
     run_output(step);
     return 0;

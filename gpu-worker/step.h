@@ -13,6 +13,7 @@
  */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -75,8 +76,9 @@ struct step {
 
     /* the layer's requests */
     uint32_t n_calls;
-    struct step_call *calls; /* [STORES_MAX] */
-    uint64_t wait_us;        /* waited for stores in this step */
+    struct step_call *calls;    /* [STORES_MAX] */
+    uint64_t wait_us;           /* waited for stores in this step */
+    _Atomic uint64_t *progress; /* grows with every layer, for those who judge whether this process hangs; or NULL */
 };
 
 /* One store's part of a layer. */

@@ -3,8 +3,8 @@
  *
  * Threads    any; functions write only to the outputs named.
  * Invariant  a row's result has one summation order along the columns, whatever the number of tokens or the range:
- *                packed weights   exact integers within 32 columns, then float, block after block:
- *                                 y = fma(integer, w_scale * x_scale, y); y = fma(w_minimum, x_scale * sum of x's integers, y)
+ *                packed weights   exact integers within 32 columns (16 for U6), rounded to float where above 2^24, block
+ *                                 after block: y = fma(integer, w_scale * x_scale, y); y = fma(w_minimum, x_scale * sum of x's integers, y)
  *                                 (the same bits on every instruction set)
  *                float weights    one accumulator vector in column order, then the fixed tree of kernels/vector.h
  */
@@ -16,19 +16,19 @@
 #include "gpu-worker/backend/cpu/cpu_packed.h"
 
 #define CPU_BLOCK    32u       /* columns that share an activation scale */
-#define CPU_SMALLEST 0x1p-100f /* a block whose numbers are all smaller is zero; keeps 127 / largest finite */
+#define CPU_LARGEST  32767     /* of an activation's integers */
+#define CPU_SMALLEST 0x1p-100f /* a block whose numbers are all smaller is zero; keeps CPU_LARGEST / largest finite */
 
-/* 32 columns of one input row: x[i] is about scale * q[i]. A block with a NaN or infinity has q = 0 and scale NaN, so that
- * it shows in that row's results and nowhere else. */
+/* 32 columns of one input row: x[i] is about scale * q[i], q in 16 bits, because 8 are too few for a model to give the answers
+ * of its float form. A block with a NaN or infinity has q = 0 and scale NaN, so that it shows in that row's results and
+ * nowhere else. */
 struct cpu_activation {
-    int8_t q[CPU_BLOCK]; /* -127..127 */
+    int16_t q[CPU_BLOCK]; /* -CPU_LARGEST..CPU_LARGEST */
     float scale;
     float sum;          /* scale * (sum of q) */
     float half_sums[2]; /* the same for each 16 */
-    int32_t total;      /* sum of q */
-    int32_t unused[3];
 };
-_Static_assert(sizeof(struct cpu_activation) == 64, "one cache line a block");
+_Static_assert(sizeof(struct cpu_activation) == 80, "q, then four numbers");
 
 struct cpu_kernels {
     const char *name;

@@ -212,10 +212,10 @@ static void put_block(const struct cpu_packed *packed, uint8_t *block, uint32_t 
     uint8_t *quants = block + n * cpu_packed_scale_bytes(packed->packing);
     if (cpu_packed_quant_bytes(packed->packing) == 16) {
         for (size_t c = 0; c < 16; c++)
-            quants[(c / 4 * n + r) * 4 + c % 4] = (uint8_t)(q[c] | q[c + 16] << 4);
+            quants[(c / 4 * n + r) * 4 + cpu_packed_position(c)] = (uint8_t)(q[c] | q[c + 16] << 4);
     } else {
-        for (size_t g = 0; g < 8; g++)
-            memcpy(quants + (g * n + r) * 4, q + 4 * g, 4);
+        for (size_t c = 0; c < 32; c++)
+            quants[(c / 4 * n + r) * 4 + cpu_packed_position(c)] = q[c];
     }
 }
 

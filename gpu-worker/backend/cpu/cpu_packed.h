@@ -1,5 +1,5 @@
 /*
- * cpu_packed.h - quantized matrices as the int8 kernels read them.
+ * cpu_packed.h - quantized matrices as the integer kernels read them.
  *
  * Owner      the weight that holds it. Threads: read-only once packed.
  *
@@ -7,8 +7,9 @@
  *                scales [tile_rows] f16 or f32 (U6: two vectors, one for each 16 columns)
  *                minima [tile_rows] f16 or f32, where the format has them
  *                quants: for each group of 4 columns, 4 bytes of every row, so that one vector register holds the group
- *                        of all rows and integer dots need no horizontal sums. U4: the low nibbles of byte group g are
- *                        columns 4g.., the high ones columns 16 + 4g...
+ *                        of all rows and integer dots need no horizontal sums. The bytes are columns 0, 2, 1, 3 of the
+ *                        group: read as two 16-bit words, their lower bytes are two neighbours, and so are the upper
+ *                        ones. U4: the low nibbles of byte group g are columns 4g.., the high ones columns 16 + 4g...
  *            A weight is scale * q + minimum; without stored minima, the minimum is -offset * scale.
  *            Rows that pad the last tile are zero.
  */
@@ -42,6 +43,12 @@ struct cpu_packed {
     size_t n_bytes;
     uint8_t *data; /* 64-byte aligned, owned */
 };
+
+/* Where the byte of a column lies in its group of 4. */
+static inline size_t cpu_packed_position(size_t column)
+{
+    return (column & 1) << 1 | (column >> 1 & 1);
+}
 
 /* Bytes before the quants of a block for one row, and bytes of its quants. */
 static inline size_t cpu_packed_scale_bytes(enum cpu_packing packing)

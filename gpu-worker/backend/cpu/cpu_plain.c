@@ -25,15 +25,14 @@ static void quantize(const float *x, uint32_t n_columns, struct cpu_activation *
         }
         if (largest < CPU_SMALLEST)
             continue;
-        float inverse = 127.0f / largest;
+        float inverse = CPU_LARGEST / largest;
         int32_t totals[2] = {0, 0};
         for (uint32_t i = 0; i < CPU_BLOCK; i++) {
-            out->q[i] = (int8_t)lrintf(x[i] * inverse);
+            out->q[i] = (int16_t)lrintf(x[i] * inverse);
             totals[i / 16] += out->q[i];
         }
-        out->scale = largest / 127.0f;
-        out->total = totals[0] + totals[1];
-        out->sum = out->scale * (float)out->total;
+        out->scale = largest / CPU_LARGEST;
+        out->sum = out->scale * (float)(totals[0] + totals[1]);
         for (int half = 0; half < 2; half++)
             out->half_sums[half] = out->scale * (float)totals[half];
     }
@@ -58,10 +57,10 @@ static float f32_at(const uint8_t *at)
 static int quant_at(enum cpu_packing packing, const uint8_t *quants, size_t tile_rows, uint32_t r, uint32_t column)
 {
     if (cpu_packed_quant_bytes(packing) == 16) {
-        int byte = quants[(column % 16 / 4 * tile_rows + r) * 4 + column % 4];
+        int byte = quants[(column % 16 / 4 * tile_rows + r) * 4 + cpu_packed_position(column)];
         return column < 16 ? byte & 15 : byte >> 4;
     }
-    uint8_t byte = quants[(column / 4 * tile_rows + r) * 4 + column % 4];
+    uint8_t byte = quants[(column / 4 * tile_rows + r) * 4 + cpu_packed_position(column)];
     return packing == CPU_S8 ? (int8_t)byte : byte;
 }
 

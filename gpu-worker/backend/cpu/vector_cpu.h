@@ -1,7 +1,7 @@
 /*
  * vector_cpu.h - the table of the cpu back end for any vector width; cpu_kernels.h states the order of every sum.
  *
- * Included after one of integer_*.h, which supply the integer products of a block.
+ * The file that includes this defines VECTOR_WIDTH first, as kernels/vector.h asks.
  */
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "gpu-worker/backend/cpu/cpu_kernels.h"
+#include "gpu-worker/backend/cpu/vector_integer.h"
 #include "kernels/kernels.h"
 #include "kernels/vector.h"
 #include "kernels/vector_exp.h"
@@ -52,17 +53,16 @@ static void quantize(const float *x, uint32_t n_columns, struct cpu_activation *
         }
         if (maximum < CPU_SMALLEST)
             continue;
-        const vf inverse = vf_set(127.0f / maximum);
+        const vf inverse = vf_set(CPU_LARGEST / maximum);
         for (uint32_t i = 0; i < CPU_BLOCK; i += VECTOR_WIDTH)
-            integer_store8(out->q + i, vf_to_int(vf_mul(vf_load(x + i), inverse)));
+            integer_store(out->q + i, vf_to_int(vf_mul(vf_load(x + i), inverse)));
         int32_t totals[2] = {0, 0};
         for (uint32_t i = 0; i < 16; i++) {
             totals[0] += out->q[i];
             totals[1] += out->q[16 + i];
         }
-        out->scale = maximum / 127.0f;
-        out->total = totals[0] + totals[1];
-        out->sum = out->scale * (float)out->total;
+        out->scale = maximum / CPU_LARGEST;
+        out->sum = out->scale * (float)(totals[0] + totals[1]);
         out->half_sums[0] = out->scale * (float)totals[0];
         out->half_sums[1] = out->scale * (float)totals[1];
     }
@@ -98,7 +98,7 @@ VECTOR_INLINE void packed_block(const enum cpu_packing packing, const uint32_t n
 #pragma GCC unroll 2
         for (uint32_t half = 0; half < 2; half++) {
             vf scale = packed_f32(block, half);
-            integer_u6_half(n_tokens, half, quants, x, b, integers);
+            integer_bytes(n_tokens, 0, half * 4, 4, quants, x, b, integers);
             packed_scale(n_tokens, integers, scale, x, b, sums);
             vf minimum = vf_mul(scale, vf_set(-32.0f));
 #pragma GCC unroll 4
@@ -110,9 +110,9 @@ VECTOR_INLINE void packed_block(const enum cpu_packing packing, const uint32_t n
     if (packing == CPU_U4 || packing == CPU_U4_MIN || packing == CPU_U4_K)
         integer_u4(n_tokens, quants, x, b, integers);
     else if (packing == CPU_S8)
-        integer_s8(n_tokens, quants, x, b, integers);
+        integer_bytes(n_tokens, 1, 0, 8, quants, x, b, integers);
     else
-        integer_u5(n_tokens, quants, x, b, integers);
+        integer_bytes(n_tokens, 0, 0, 8, quants, x, b, integers);
     const int wide = packing == CPU_U4_K || packing == CPU_U5_K;
     vf scale = wide ? packed_f32(block, 0) : packed_f16(block, 0);
     packed_scale(n_tokens, integers, scale, x, b, sums);
