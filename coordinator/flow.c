@@ -255,7 +255,11 @@ static void enter_work(struct server *server, struct request *request)
         return;
     }
     if (session->state != SESSION_READY || session->n_pending > 0)
-        return; /* its stores are awaited */
+        return;                         /* its stores are awaited */
+    if (session->reserve_status != 0) { /* of a request that did not wait for it */
+        orders_roll_back(server, session);
+        return;
+    }
     uint64_t n_tokens = sessions_n_tokens(session, server->descriptors);
     struct numbers numbers = {.n_tokens = n_tokens};
     if (!request->have_at)
@@ -363,8 +367,7 @@ static void reserving_work(struct server *server, struct request *request)
         return;
     if (session->reserve_status != 0) {
         int status = session->reserve_status;
-        session->reserve_status = 0;
-        (void)orders_release(server, session, sessions_first_unconfirmed(session));
+        orders_roll_back(server, session);
         flow_fail(server, request, HCATTN__ERROR_CODE__INTERNAL, NULL, "a value-store could not reserve blocks: %s",
                   strerror(-status));
         return;

@@ -211,6 +211,27 @@ int orders_release(struct server *server, struct session *session, uint32_t from
     return result;
 }
 
+void orders_roll_back(struct server *server, struct session *session)
+{
+    uint32_t from = sessions_first_unconfirmed(session);
+    for (uint32_t i = from; i < session->n_blocks; i++) {
+        struct session_block *block = &session->blocks[i];
+        const struct segment_view *view = descriptors_view(server->descriptors, block->store);
+        if (!view || block->handle.index >= view->header.n_blocks)
+            continue;
+        const struct block_header *header = descriptors_block(view, block->handle.index);
+        placement_raise(server->placement, block->store, block->handle.index, header->handle.generation);
+        if (atomic_load_explicit(&header->state, memory_order_acquire) == BLOCK_FREE || header->session == session->id)
+            continue;
+        LOG_ERROR("block %u of value-store %u belongs to session %016llx, which is not known to hold it: left alone",
+                  block->handle.index, block->store, (unsigned long long)header->session);
+        block->handle.generation = 0; /* names nothing: it is not given out again */
+    }
+    session->reserve_status = 0;
+    if (orders_release(server, session, from) != 0)
+        LOG_ERROR("session %016llx: out of memory", (unsigned long long)session->id);
+}
+
 /* ---- answers ---- */
 
 static void confirm(const struct order *order, struct session *session)

@@ -11,6 +11,7 @@ struct store {
     uint32_t n_free;
     uint64_t block_bytes;
     uint32_t *generations; /* [n_blocks] last one given out or found */
+    uint32_t *floors;      /* [n_blocks] highest one seen in a header */
     uint32_t *free_list;   /* [n_free] indices, a stack: low indices on top at first */
     uint32_t *place;       /* [n_blocks] where a free block stands in free_list; NOT_FREE: it is used */
 };
@@ -31,6 +32,7 @@ int placement_new(struct placement **ret_placement)
 static void clear(struct store *store)
 {
     free(store->generations);
+    free(store->floors);
     free(store->free_list);
     free(store->place);
     *store = (struct store){0};
@@ -57,13 +59,15 @@ int placement_add_store(struct placement *placement, uint32_t store, uint32_t n_
         return -EINVAL;
     struct store new = {.n_blocks = n_blocks, .n_free = n_blocks, .block_bytes = block_bytes};
     new.generations = malloc(n_blocks * sizeof(uint32_t));
+    new.floors = malloc(n_blocks * sizeof(uint32_t));
     new.free_list = malloc(n_blocks * sizeof(uint32_t));
     new.place = malloc(n_blocks * sizeof(uint32_t));
-    if (!new.generations || !new.free_list || !new.place) {
+    if (!new.generations || !new.floors || !new.free_list || !new.place) {
         clear(&new);
         return -ENOMEM;
     }
     memcpy(new.generations, generations, n_blocks * sizeof(uint32_t));
+    memcpy(new.floors, generations, n_blocks * sizeof(uint32_t));
     for (uint32_t i = 0; i < n_blocks; i++)
         new.free_list[i] = new.place[i] = n_blocks - 1 - i;
     clear(&placement->stores[store]);
@@ -104,6 +108,13 @@ int placement_claim(struct placement *placement, uint32_t store, struct block_ha
     return 0;
 }
 
+void placement_raise(struct placement *placement, uint32_t store, uint32_t index, uint32_t generation)
+{
+    if (find(placement, store) && index < placement->stores[store].n_blocks &&
+        placement->stores[store].floors[index] < generation)
+        placement->stores[store].floors[index] = generation;
+}
+
 int placement_lanes(const struct placement *placement, uint64_t ready, uint8_t ret_lane_store[LAYOUT_N_LANES])
 {
     uint32_t n_lanes[PLACEMENT_MAX_STORES] = {0};
@@ -132,7 +143,7 @@ int placement_lanes(const struct placement *placement, uint64_t ready, uint8_t r
 /* Generation UINT32_MAX is the end of a block: it is never given out again. */
 static bool exhausted(const struct store *store, uint32_t index)
 {
-    return store->generations[index] == UINT32_MAX;
+    return store->generations[index] == UINT32_MAX || store->floors[index] == UINT32_MAX;
 }
 
 static void drop_exhausted(struct store *store)
@@ -179,6 +190,8 @@ int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYO
         }
         uint32_t index = store->free_list[store->n_free - 1];
         take(store, index);
+        if (store->generations[index] < store->floors[index])
+            store->generations[index] = store->floors[index];
         ret_blocks[i] = (struct placed_block){{index, ++store->generations[index]}, number};
     }
     return 0;

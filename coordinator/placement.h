@@ -39,6 +39,9 @@ void placement_remove_store(struct placement *placement, uint32_t store);
 /* A block that a session holds already (found in the headers). -EBUSY claimed before; -EINVAL no such block. */
 int placement_claim(struct placement *placement, uint32_t store, struct block_handle handle);
 
+/* The store's header of that block says at least this generation: later handles are above it. */
+void placement_raise(struct placement *placement, uint32_t store, uint32_t index, uint32_t generation);
+
 /* Gives every lane a store, in proportion to free blocks: equally large stores get equally many lanes, each of up to 12
  * stores at least one where they are alike. `ready`: bit per store. -ENODEV: no store. */
 int placement_lanes(const struct placement *placement, uint64_t ready, uint8_t ret_lane_store[LAYOUT_N_LANES]);

@@ -108,6 +108,14 @@ struct request *requests_next(const struct requests *requests, uint32_t *cursor)
     return *cursor < requests->n_entries ? requests->entries[(*cursor)++] : NULL;
 }
 
+uint64_t requests_bytes(const struct requests *requests)
+{
+    uint64_t n_bytes = 0;
+    for (uint32_t i = 0; i < requests->n_entries; i++)
+        n_bytes += requests->entries[i]->message_bytes;
+    return n_bytes;
+}
+
 uint32_t requests_count(const struct requests *requests)
 {
     return requests->n_entries;

@@ -45,6 +45,7 @@ struct request {
     enum request_kind kind;
     enum request_state state;
     void *message; /* the client's, unpacked */
+    size_t message_bytes;
     void (*message_free)(void *message);
 
     uint64_t session_id;
@@ -87,6 +88,7 @@ int requests_add(struct requests *requests, const struct request *given, struct 
 struct request *requests_find(const struct requests *requests, const struct client_route *client, uint64_t id);
 struct request *requests_find_work(const struct requests *requests, uint64_t worker, uint64_t work);
 struct request *requests_next(const struct requests *requests, uint32_t *cursor);
+uint64_t requests_bytes(const struct requests *requests); /* of all messages */
 uint32_t requests_count(const struct requests *requests);
 uint32_t requests_count_at(const struct requests *requests, uint64_t worker);
 void requests_remove(struct requests *requests, struct request *request); /* frees it */

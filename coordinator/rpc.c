@@ -19,7 +19,7 @@ int rpc_send(struct server *server, const struct client_route *client, const Hca
         return -ENOMEM;
     hcattn__reply__pack(reply, bytes);
     struct frame frames[2] = {{client->bytes, client->n_bytes}, {bytes, n_bytes}};
-    int result = n_bytes <= SOCKET_MAX_FRAME_BYTES ? socket_send(server->client_socket, frames, 2, false) : -EMSGSIZE;
+    int result = socket_send(server->client_socket, frames, 2, false);
     if (bytes != small)
         free(bytes);
     return result;
@@ -31,6 +31,11 @@ void rpc_reply(struct server *server, struct request *request, Hcattn__Reply *re
         return;
     reply->request_id = request->id;
     int result = rpc_send(server, &request->client, reply);
+    if (result == -EMSGSIZE) {
+        rpc_answer_error(server, &request->client, request->id, HCATTN__ERROR_CODE__INTERNAL,
+                         "the answer would be larger than 64 MiB");
+        request->mute = true; /* that was the last reply */
+    }
     if (result == 0)
         return;
     LOG_INFO("request %016llx (%s) cannot be answered: %s", (unsigned long long)request->id,
@@ -174,8 +179,15 @@ static struct request describe(const struct server *server, const struct client_
     return given;
 }
 
+/* The decoder ends a string at its first NUL byte: what is packed again would be shorter than what came. */
+static bool was_cut(const Hcattn__Request *message, size_t n_bytes)
+{
+    return message->request_case != HCATTN__REQUEST__REQUEST__NOT_SET &&
+           hcattn__request__get_packed_size(message) < n_bytes;
+}
+
 /* Takes the message over when it returns true. */
-static bool enter(struct server *server, const struct client_route *client, Hcattn__Request *message)
+static bool enter(struct server *server, const struct client_route *client, Hcattn__Request *message, size_t n_bytes)
 {
     char sentence[SERVER_ERROR_BYTES];
     uint64_t id = message->request_id;
@@ -191,12 +203,18 @@ static bool enter(struct server *server, const struct client_route *client, Hcat
     if (known)
         requests_remove(server->requests, known);
     Hcattn__ErrorCode code = validate_request(server, message, sentence);
+    if (code == HCATTN__ERROR_CODE__OK && was_cut(message, n_bytes)) {
+        code = HCATTN__ERROR_CODE__INVALID_ARGUMENT;
+        snprintf(sentence, sizeof(sentence), "a text holds a NUL byte (or the message is not packed minimally)");
+    }
     if (code != HCATTN__ERROR_CODE__OK) {
         rpc_answer_error(server, client, id, code, sentence);
         return false;
     }
     struct request given = describe(server, client, message), *request;
-    int result = requests_add(server->requests, &given, &request);
+    given.message_bytes = n_bytes;
+    bool fits = requests_bytes(server->requests) + n_bytes <= MAX_REQUEST_BYTES;
+    int result = fits ? requests_add(server->requests, &given, &request) : -ENOMEM;
     if (result != 0) {
         snprintf(sentence, sizeof(sentence), "%u requests are in progress already; at most %u",
                  requests_count(server->requests), server->options.max_requests);
@@ -241,7 +259,7 @@ static void receive_one(struct server *server, const struct socket_message *mess
         cancel(server, &client, request);
         break;
     default:
-        taken = enter(server, &client, request);
+        taken = enter(server, &client, request, body->n_bytes);
         break;
     }
     if (!taken)

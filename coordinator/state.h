@@ -29,13 +29,15 @@
 #include "proto/work.pb-c.h"
 
 #define MAX_PEERS         256u
-#define MAX_PACKETS       8192u     /* that wait for one peer; one that lets more pile up is cut off */
-#define MAX_WORK_PACKETS  16384u    /* that wait for all workers */
-#define HELLO_TIMEOUT_US  10000000u /* a connection that says nothing is closed */
-#define CLIENT_HIGH_WATER 512u      /* replies that wait for one client; one that lets more pile up loses its request */
-#define RETRY_US          5000u     /* between tries to send what could not be sent */
-#define MAX_DEATHS        3u        /* dispatches of one request that may end by a worker's death without progress */
-#define RESERVE_MAX       1024u     /* blocks in one Reserve */
+#define MAX_PACKETS       8192u  /* that wait for one peer; one that lets more pile up is cut off */
+#define MAX_WORK_PACKETS  16384u /* that wait for all workers */
+#define MAX_WORK_BYTES    ((uint64_t)512 << 20)
+#define MAX_REQUEST_BYTES ((uint64_t)512 << 20) /* of the messages of all open requests */
+#define HELLO_TIMEOUT_US  10000000u             /* a connection that says nothing is closed */
+#define CLIENT_HIGH_WATER 512u  /* replies that wait for one client; one that lets more pile up loses its request */
+#define RETRY_US          5000u /* between tries to send what could not be sent */
+#define MAX_DEATHS        3u    /* dispatches of one request that may end by a worker's death without progress */
+#define RESERVE_MAX       1024u /* blocks in one Reserve */
 
 struct packet { /* to a peer, not sent yet */
     struct packet *next;
@@ -124,6 +126,7 @@ struct server {
     uint64_t next_sequence, next_work;
     struct work_packet *first_work, *last_work;
     uint32_t n_work_packets;
+    uint64_t n_work_bytes;
 
     bool table_complete; /* all stores have been ready once: an unknown session does not exist */
     bool dirty, stopping;
@@ -182,6 +185,8 @@ int orders_release(struct server *server, struct session *session, uint32_t from
 /* blocks were cut off the session already; they are free once their stores say so */
 int orders_release_cut(struct server *server, struct session *session, uint32_t from_number,
                        const struct placed_block *cut, uint32_t n_cut);
+/* A store did not do its part of a reservation: everything from the first block that is not confirmed is given back. */
+void orders_roll_back(struct server *server, struct session *session);
 void orders_done(struct server *server, uint32_t store, const Hcattn__Control__Done *message);
 void orders_resend(struct server *server, uint32_t store);
 void orders_unsent(struct server *server, uint32_t store);       /* its connection is gone */

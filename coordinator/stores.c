@@ -289,6 +289,8 @@ static void order_failed(struct server *server, struct process *process, enum st
 static void check_adopted(struct server *server, uint32_t number)
 {
     const struct segment_view *view = descriptors_view(server->descriptors, number);
+    for (uint32_t i = 0; i < view->header.n_blocks; i++) /* a store that mends headers raises generations */
+        placement_raise(server->placement, number, i, descriptors_block(view, i)->handle.generation);
     uint32_t cursor = 0;
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
         if ((session->state == SESSION_READY || session->state == SESSION_RUNNING) && !session->close_wanted &&

@@ -26,6 +26,11 @@ bool workers_accept_model(struct server *server, const struct process *given, ch
             given->index, given->model_name, sessions_count(server->sessions));
         return false;
     }
+    if (same && memcmp(&model->shape, &given->shape, sizeof(model->shape)) != 0) {
+        snprintf(error, REGISTRY_ERROR_BYTES, "gpu-worker %u has model %.100s with rows of another shape than it has",
+                 given->index, given->model_name);
+        return false;
+    }
     uint32_t cursor = 0;
     for (struct process *other; (other = registry_next(server->registry, &cursor));)
         if (other->role == PROCESS_WORKER && other->index != given->index && other->state != PROCESS_DEAD && !same) {
@@ -160,7 +165,7 @@ void workers_send(struct server *server, struct process *worker, const Hcattn__W
 {
     size_t n_bytes = hcattn__work__work_request__get_packed_size(message);
     struct work_packet *packet = malloc(sizeof(*packet) + n_bytes);
-    if (!packet || server->n_work_packets >= MAX_WORK_PACKETS) {
+    if (!packet || server->n_work_packets >= MAX_WORK_PACKETS || server->n_work_bytes >= MAX_WORK_BYTES) {
         /* It looks like a worker that does not answer, and is treated so: cut off, and its work goes elsewhere. */
         LOG_ERROR("gpu-worker %u: no room for more work", worker->index);
         free(packet);
@@ -185,6 +190,7 @@ void workers_send(struct server *server, struct process *worker, const Hcattn__W
         server->first_work = packet;
     server->last_work = packet;
     server->n_work_packets++;
+    server->n_work_bytes += n_bytes;
 }
 
 void workers_retry(struct server *server)
@@ -210,6 +216,7 @@ void workers_retry(struct server *server)
         if (server->last_work == packet)
             server->last_work = before;
         server->n_work_packets--;
+        server->n_work_bytes -= packet->n_bytes;
         free(packet);
     }
 }
@@ -230,6 +237,7 @@ void workers_drop_packets(struct server *server, uint64_t route)
         if (server->last_work == packet)
             server->last_work = before;
         server->n_work_packets--;
+        server->n_work_bytes -= packet->n_bytes;
         free(packet);
     }
 }

@@ -125,6 +125,30 @@ static void a_malformed_request_with_an_id_is_answered(void **state)
     fake_client_expect_error(&fakes, 43, ERROR_CODE(INVALID_ARGUMENT));
 }
 
+static void a_text_with_a_nul_is_refused(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    Hcattn__Input input = HCATTN__INPUT__INIT;
+    Hcattn__Append append = HCATTN__APPEND__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    static char text[] = "abc";
+    input.input_case = HCATTN__INPUT__INPUT_TEXT;
+    input.text = text;
+    append.session = fake_client_open_session(&fakes, 1, false);
+    append.input = &input;
+    request.request_id = 44;
+    request.request_case = HCATTN__REQUEST__REQUEST_APPEND;
+    request.append = &append;
+    size_t n = hcattn__request__pack(&request, bytes);
+    uint8_t *b = memmem(bytes, n, "abc", 3);
+    assert_non_null(b);
+    b[1] = 0; /* half of the text would be used in silence */
+    send_raw(fakes.client.socket, bytes, n, 1);
+    fake_client_expect_error(&fakes, 44, ERROR_CODE(INVALID_ARGUMENT));
+    expect_service();
+}
+
 static void garbage_on_the_work_socket(void **state)
 {
     (void)state;
@@ -325,13 +349,10 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(garbage_from_clients),
-        TEST(a_malformed_request_with_an_id_is_answered),
-        TEST(garbage_on_the_work_socket),
-        TEST(garbage_on_the_peer_socket),
-        TEST(hellos_that_make_no_sense_are_refused),
-        TEST(descriptors_travel_both_ways),
-        TEST(garbage_on_the_data_socket),
+        TEST(garbage_from_clients),         TEST(a_malformed_request_with_an_id_is_answered),
+        TEST(a_text_with_a_nul_is_refused), TEST(garbage_on_the_work_socket),
+        TEST(garbage_on_the_peer_socket),   TEST(hellos_that_make_no_sense_are_refused),
+        TEST(descriptors_travel_both_ways), TEST(garbage_on_the_data_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -160,6 +160,23 @@ static void an_exhausted_block_is_not_given(void **state)
     assert_int_equal(placement_reserve(placement, lanes, 0, 1, &block, &room), -ENOMEM);
 }
 
+static void handles_are_above_what_the_store_has_seen(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {0};
+    struct placed_block block;
+    struct placement_room room;
+    add_store(0, 1, 4096);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 1, &block, &room), 0);
+    placement_raise(placement, 0, 0, 50); /* the store mended that block's header meanwhile */
+    placement_raise(placement, 0, 0, 40);
+    placement_raise(placement, 0, 1, 1); /* no such block, no such store */
+    placement_raise(placement, 1, 0, 1);
+    assert_int_equal(placement_release(placement, 0, block.handle), 0); /* still the handle that was given */
+    assert_int_equal(placement_reserve(placement, lanes, 0, 1, &block, &room), 0);
+    assert_int_equal(block.handle.generation, 51);
+}
+
 static void claimed_blocks_are_used(void **state)
 {
     (void)state;
@@ -202,6 +219,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(refusal_says_what_is_asked_and_free, setup, teardown),
         cmocka_unit_test_setup_teardown(a_generation_is_never_given_again, setup, teardown),
         cmocka_unit_test_setup_teardown(an_exhausted_block_is_not_given, setup, teardown),
+        cmocka_unit_test_setup_teardown(handles_are_above_what_the_store_has_seen, setup, teardown),
         cmocka_unit_test_setup_teardown(claimed_blocks_are_used, setup, teardown),
         cmocka_unit_test_setup_teardown(a_store_without_blocks_is_none, setup, teardown),
     };

@@ -256,6 +256,78 @@ static void orders_are_given_again_to_the_next_store(void **state)
     assert_int_equal(fake_store_held(store, session), 0);
 }
 
+static void an_adopting_store_that_mended_a_header_is_believed(void **state)
+{
+    (void)state;
+    struct fake_store *store = &fakes.stores[1];
+    uint64_t dead = store->incarnation;
+    fake_client_open_session(&fakes, 5, false);
+    fake_client_open_session(&fakes, 6, false);
+    uint64_t id = fake_client_append(&fakes, 5, "abc");
+    fake_client_drop(&fakes, id, REPLY(ACCEPTED));
+    Hcattn__Work__WorkRequest *run = take_run(0);
+    fake_store_journal(&fakes, 5, 3);
+    fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
+    fake_client_drop(&fakes, id, REPLY(APPENDED));
+    drop(run);
+    /* free blocks of store 1 come back with higher generations; the block of the session with another session's name */
+    struct hand_segment *segment = &store->segment;
+    uint32_t n_blocks = segment->header->n_blocks;
+    for (uint32_t i = 0; i < n_blocks; i++)
+        if (atomic_load(&segments_block(segment, i)->state) == BLOCK_FREE)
+            segments_block(segment, i)->handle.generation = 1000;
+    bool holds = fake_store_held(store, 5) > 0;
+    fake_store_rebirth(store);
+    fake_supervisor_child_dead(&fakes.store_supervisor[1], dead);
+    fake_store_register(&fakes, 1, false);
+    FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 3);
+    id = fake_client_append(&fakes, 6, "abc"); /* the fake store asserts that generations grow */
+    fake_client_drop(&fakes, id, REPLY(ACCEPTED));
+    run = take_run(0);
+    fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
+    fake_client_drop(&fakes, id, REPLY(APPENDED));
+    drop(run);
+    id = fake_client_generate(&fakes, 6, "abc", 500);
+    fake_client_drop(&fakes, id, REPLY(ACCEPTED));
+    drop(take_run(0));
+    /* a block of a session that the store gave up breaks that session */
+    struct fake_store *with = holds ? store : &fakes.stores[0];
+    dead = with->incarnation;
+    for (uint32_t i = 0; i < with->segment.header->n_blocks; i++)
+        if (segments_block(&with->segment, i)->session == 5)
+            atomic_store(&segments_block(&with->segment, i)->state, BLOCK_FREE);
+    fake_store_rebirth(with);
+    fake_supervisor_child_dead(&fakes.store_supervisor[with->index], dead);
+    fake_store_register(&fakes, with->index, false);
+    FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 4);
+    fake_client_expect_error(&fakes, fake_client_generate(&fakes, 5, "x", 1), ERROR_CODE(NOT_FOUND));
+}
+
+static void a_reservation_that_fails_unwatched(void **state)
+{
+    (void)state;
+    uint64_t session = fake_client_open_session(&fakes, 5, false), dead = fakes.stores[1].incarnation;
+    fakes.stores[1].silent = true;
+    uint64_t id = fake_client_generate(&fakes, session, "abc", 250);
+    FAKES_WAIT(&fakes, fakes.stores[1].n_reserves == 1);
+    fake_client_drop(&fakes, fake_client_cancel(&fakes, id), REPLY(CANCELLED));
+    fake_client_expect_error(&fakes, id, ERROR_CODE(CANCELLED));
+    fake_store_rebirth(&fakes.stores[1]);
+    fakes.stores[1].reserve_status = -ESTALE; /* the next life refuses what is ordered again */
+    fake_supervisor_child_dead(&fakes.store_supervisor[1], dead);
+    fake_store_register(&fakes, 1, false);
+    FAKES_WAIT(&fakes, fakes.stores[1].n_reserves == 2);
+    fakes.stores[1].reserve_status = 0;
+    id = fake_client_generate(&fakes, session, "abc", 250);
+    fake_client_drop(&fakes, id, REPLY(ACCEPTED));
+    Hcattn__Work__WorkRequest *run = take_run(0);
+    assert_int_equal(run->run->n_blocks, 4);
+    assert_int_equal(fake_store_held(&fakes.stores[0], 5) + fake_store_held(&fakes.stores[1], 5), 4);
+    fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
+    fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
+    drop(run);
+}
+
 static void a_segment_that_cannot_be_adopted_is_given_up(void **state)
 {
     (void)state;
@@ -497,6 +569,8 @@ int main(void)
         TEST(a_worker_that_hung_up_has_dropped_its_runs),
         TEST(a_lost_stores_segment_is_adopted),
         TEST(orders_are_given_again_to_the_next_store),
+        TEST(an_adopting_store_that_mended_a_header_is_believed),
+        TEST(a_reservation_that_fails_unwatched),
         TEST(a_segment_that_cannot_be_adopted_is_given_up),
         TEST(a_new_coordinator_finds_the_sessions),
         TEST(a_half_finished_reservation_is_cut_off),
