@@ -111,11 +111,84 @@ static void reference_back_end(void **state)
     check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 12);
 }
 
+/* ---- the peer on the Q4_1 file itself, where it rounds activations to 8 bits: a looser comparison, teacher-forced ---- */
+
+struct scores {
+    const json_t *ids;
+    size_t first; /* position of ids[0] */
+    const json_t *logprobs;
+    struct difference difference;
+    uint32_t n_other; /* steps whose most likely token is not the peer's */
+};
+
+static int take_scores(void *context, const struct hcattn_scored *scored)
+{
+    struct scores *scores = context;
+    for (size_t i = 0; i < scored->n_scores; i++) {
+        size_t step = scored->first + i - scores->first;
+        uint32_t id = (uint32_t)json_integer_value(json_array_get(scores->ids, step));
+        assert_int_equal(scored->scores[i].n_top, 1);
+        scores->n_other += scored->scores[i].top[0].id != id;
+        scores->difference.sum += fabs((double)scored->scores[i].logprob - number(scores->logprobs, step));
+        scores->difference.n++;
+    }
+    return 0;
+}
+
+static void score(const json_t *entry, struct hcattn *client, struct scores *scores)
+{
+    const json_t *prompt_ids = json_object_get(entry, "prompt_ids");
+    scores->ids = json_object_get(entry, "ids");
+    scores->logprobs = json_object_get(entry, "logprobs");
+    scores->first = json_array_size(prompt_ids);
+    size_t n = scores->first + json_array_size(scores->ids);
+    uint32_t *ids = calloc(n, sizeof(*ids));
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (uint32_t)json_integer_value(i < scores->first ? json_array_get(prompt_ids, i)
+                                                                : json_array_get(scores->ids, i - scores->first));
+    struct hcattn_session_config config = {.ephemeral = true};
+    struct hcattn_session session;
+    struct hcattn_error error = {0};
+    struct hcattn_score_done done;
+    assert_int_equal(hcattn_open_session(client, &config, 60000, &session, &error), 0);
+    struct hcattn_score request = {
+        .session = session.session, .input = {.ids = ids, .n_ids = n}, .from = scores->first, .top_logprobs = 1};
+    struct hcattn_events events = {.context = scores, .scored = take_scores};
+    if (hcattn_score(client, &request, &events, 600000, &done, &error) < 0)
+        fail_msg("score: %s", error.sentence);
+    assert_int_equal(hcattn_close_session(client, session.session, 60000, NULL, NULL), 0);
+    free(ids);
+}
+
+static void the_peer_with_8_bit_activations(void **state)
+{
+    (void)state;
+    struct service service;
+    struct scores scores = {0};
+    json_error_t error;
+    json_t *root = json_load_file("tests/golden/continuations-q4_1.json", 0, &error);
+    assert_non_null(root);
+    json_t *list = json_object_get(root, "continuations");
+    service_start(&service, (const char *const[]){"--model", service_real_model(), NULL}, NULL);
+    for (size_t i = 0; i < json_array_size(list); i += 3)
+        if (json_array_size(json_object_get(json_array_get(list, i), "prompt_ids")) < 100)
+            score(json_array_get(list, i), service.client, &scores);
+    service_stop(&service);
+    json_decref(root);
+    double mean = scores.difference.sum / (double)scores.difference.n;
+    print_message("%llu log-probabilities, mean difference %.4f; another best token in %u steps\n",
+                  (unsigned long long)scores.difference.n, mean, scores.n_other);
+    assert_true(scores.difference.n > 500);
+    assert_true(mean <= 0.04);
+    assert_true(scores.n_other * 100 <= scores.difference.n * 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cpu_back_end),
         cmocka_unit_test(reference_back_end),
+        cmocka_unit_test(the_peer_with_8_bit_activations),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
