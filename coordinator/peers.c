@@ -11,7 +11,8 @@
 #include "common/peer.h"
 #include "coordinator/state.h"
 
-#define ROUND_MESSAGES 64 /* of one peer before the others have their turn */
+#define ROUND_MESSAGES  64 /* of one peer before the others have their turn */
+#define ACCEPT_PAUSE_US 200000u
 
 static const char *name_of(const struct process *process, char text[64])
 {
@@ -28,8 +29,8 @@ struct peer *peers_of(const struct process *process)
 
 void peers_accept(struct server *server)
 {
-    int fd;
-    while (peer_accept(server->listener, &fd) == 0) {
+    int fd, result;
+    while ((result = peer_accept(server->listener, &fd)) == 0) {
         pid_t pid = 0;
         uid_t uid = (uid_t)-1;
         struct peer *peer = NULL;
@@ -48,6 +49,8 @@ void peers_accept(struct server *server)
         peer->since_us = server->now_us;
         server->peers[server->n_peers++] = peer;
     }
+    if (result != -EAGAIN) /* no descriptors left: not again in a tight loop */
+        server->accept_us = server->now_us + ACCEPT_PAUSE_US;
 }
 
 /* ---- death ---- */
@@ -90,12 +93,10 @@ static void process_hung_up(struct server *server, struct process *process)
     if (state != PROCESS_DEAD && before != PROCESS_FENCING)
         LOG_INFO("%s hung up", name_of(process, name));
     tell_hung_up(server, process);
-    if (state == PROCESS_DEAD) {
-        if (process->role == PROCESS_SUPERVISOR)
-            registry_remove(server->registry, process);
-        else
-            process_died(server, process, "its connection hung up");
-    }
+    if (process->role == PROCESS_SUPERVISOR) /* it tells everything again when it comes back */
+        registry_remove(server->registry, process);
+    else if (state == PROCESS_DEAD)
+        process_died(server, process, "its connection hung up");
     for (struct process *orphan; (orphan = registry_next_orphan(server->registry, server->now_us));)
         process_died(server, orphan, "its connection and its supervisor's hung up");
 }
@@ -231,6 +232,11 @@ static int register_process(struct server *server, struct peer *peer, const Hcat
 {
     struct process *process;
     struct process *before = registry_find_incarnation(server->registry, given->role, given->incarnation);
+    if (before && before->pid > 0 && given->pid > 0 && before->pid != given->pid && before->state != PROCESS_DEAD) {
+        snprintf(error, REGISTRY_ERROR_BYTES, "%s %u: its incarnation is that of pid %d",
+                 registry_role_name(given->role), given->index, (int)before->pid);
+        return -EEXIST;
+    }
     if (before && peers_of(before)) { /* the same life on a new connection: alive, so the old one is just over */
         struct peer *old = peers_of(before);
         old->gone = true;
@@ -241,6 +247,11 @@ static int register_process(struct server *server, struct peer *peer, const Hcat
     }
     if (given->role == PROCESS_WORKER && !workers_accept_model(server, given, error))
         return -EINVAL;
+    enum router_side side = given->role == PROCESS_STORE ? ROUTER_STORE : ROUTER_WORKER;
+    if (given->role != PROCESS_SUPERVISOR && router_add(server->router, given->data_route, side) != 0) {
+        snprintf(error, REGISTRY_ERROR_BYTES, "its route on the data socket is taken");
+        return -EEXIST;
+    }
     struct process copy = *given;
     copy.connection = peer;
     if (peer->pid > 0)
@@ -249,27 +260,32 @@ static int register_process(struct server *server, struct peer *peer, const Hcat
     if (result != 0) {
         if (copy.pidfd >= 0)
             close(copy.pidfd);
+        if (given->role != PROCESS_SUPERVISOR)
+            router_remove(server->router, given->data_route);
         return result;
     }
     peer->process = process;
-    if (given->role == PROCESS_SUPERVISOR)
+    if (given->role != PROCESS_STORE)
         return 0;
-    result = router_add(server->router, given->data_route, given->role == PROCESS_STORE ? ROUTER_STORE : ROUTER_WORKER);
-    if (result != 0)
-        snprintf(error, REGISTRY_ERROR_BYTES, "its route on the data socket is taken");
-    if (result == 0 && given->role == PROCESS_STORE) {
-        int segment = *fd;
-        *fd = -1;
-        result = stores_registered(server, process, message->holds_segment, segment, error);
-        if (result != 0)
-            router_remove(server->router, given->data_route);
-    }
+    int segment = *fd;
+    *fd = -1;
+    result = stores_registered(server, process, message->holds_segment, segment, error);
     if (result != 0) {
+        router_remove(server->router, given->data_route);
         peer->process = NULL;
         process->connection = NULL;
         (void)registry_died(process, server->now_us);
     }
     return result;
+}
+
+/* Those that a later life has replaced have no purpose any more. */
+static void forget_dead_lives(struct server *server)
+{
+    uint32_t cursor = 0;
+    for (struct process *process; (process = registry_next(server->registry, &cursor));)
+        if (process->replaced && process->state == PROCESS_DEAD)
+            registry_remove(server->registry, process);
 }
 
 static void hello(struct server *server, struct peer *peer, const Hcattn__Control__Hello *message, int *fd)
@@ -284,6 +300,7 @@ static void hello(struct server *server, struct peer *peer, const Hcattn__Contro
     if (result != 0) {
         LOG_WARNING("refused a peer (pid %u): %s", message->pid, error);
         control_refused(server, peer, error);
+        forget_dead_lives(server);
         return;
     }
     struct process *process = peer->process;
@@ -294,11 +311,7 @@ static void hello(struct server *server, struct peer *peer, const Hcattn__Contro
         workers_registered(server, process);
     else if (process->role == PROCESS_STORE)
         stores_check(server, process);
-    /* dead lives of it have no purpose any more */
-    uint32_t cursor = 0;
-    for (struct process *other; (other = registry_next(server->registry, &cursor));)
-        if (other->replaced && other->state == PROCESS_DEAD)
-            registry_remove(server->registry, other);
+    forget_dead_lives(server);
     server->dirty = true;
 }
 

@@ -189,7 +189,8 @@ static void collect(const struct server *server, int signal_fd, struct round *ro
     round->n_pidfds = 0;
     round->n_peers = server->n_peers;
     add_item(round, NULL, signal_fd, SOCKET_READABLE);
-    add_item(round, NULL, server->n_peers < MAX_PEERS ? server->listener : -1, SOCKET_READABLE);
+    add_item(round, NULL, server->n_peers < MAX_PEERS && server->now_us >= server->accept_us ? server->listener : -1,
+             SOCKET_READABLE);
     add_item(round, server->data_socket, -1, SOCKET_READABLE);
     add_item(round, server->work_socket, -1, SOCKET_READABLE);
     add_item(round, server->client_socket, -1, SOCKET_READABLE);

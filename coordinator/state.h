@@ -105,6 +105,7 @@ struct model { /* of the workers */
 struct server {
     struct server_options options;
     uint64_t started_us, now_us, tick_us, retry_us;
+    uint64_t accept_us; /* no connection is accepted before */
     char peer_path[128], data_path[128], work_path[128], client_path[128];
     char extra_endpoint[256];
     struct socket_context *context;
