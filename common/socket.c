@@ -240,6 +240,9 @@ int socket_send(struct socket *socket, const struct frame *frames, size_t n_fram
 {
     if (n_frames == 0 || n_frames > SOCKET_MAX_FRAMES)
         return -EINVAL;
+    for (size_t i = 0; i < n_frames; i++)
+        if (frames[i].n_bytes > SOCKET_MAX_FRAME_BYTES)
+            return -EMSGSIZE; /* the receiver would cut the connection, and lose what else is on its way */
     /* ZeroMQ judges room and route at the first frame; once that is taken the others are. */
     for (size_t i = 0; i < n_frames; i++) {
         int flags = (wait ? 0 : ZMQ_DONTWAIT) | (i + 1 < n_frames ? ZMQ_SNDMORE : 0);

@@ -53,7 +53,8 @@ int socket_disconnect(struct socket *socket, const char *endpoint);
 int socket_endpoint(const struct socket *socket, char *ret_text, size_t size); /* last bound, port filled in */
 
 /* All frames or nothing. Without `wait`: -EAGAIN when the peer's queue is full (a DEALER: or there is no peer yet). With
- * it: until there is room. -EHOSTUNREACH: a ROUTER knows no such peer; -EINVAL: no frames, or too many. Copies the data. */
+ * it: until there is room. -EHOSTUNREACH: a ROUTER knows no such peer; -EINVAL: no frames, or too many;
+ * -EMSGSIZE: a frame of more than SOCKET_MAX_FRAME_BYTES. Copies the data. */
 int socket_send(struct socket *socket, const struct frame *frames, size_t n_frames, bool wait);
 
 /* The next message. -EAGAIN: none (without `wait`); -EMSGSIZE: too many frames, dropped. -EINTR: a signal. */

@@ -14,6 +14,14 @@
 #define MAX_MESSAGES     4096u
 #define MAX_EXACT_TOKENS (1u << 20)
 
+/*
+ * Bytes of text or number of ids in one input. A worker makes ids of text between two steps: an input without a bound would
+ * let all streams wait, and the ids and pieces of more than MAX_AMOUNT could not be sent back.
+ */
+#define MIN_AMOUNT            (UINT64_C(1) << 20)
+#define MAX_AMOUNT            (UINT64_C(8) << 20)
+#define INPUT_BYTES_PER_TOKEN 16u
+
 static Hcattn__ErrorCode refuse(char *sentence, Hcattn__ErrorCode code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static Hcattn__ErrorCode refuse(char *sentence, Hcattn__ErrorCode code, const char *format, ...)
@@ -43,6 +51,21 @@ bool validate_input_empty(const Hcattn__Input *input)
     }
 }
 
+static uint64_t input_limit(const struct server *server)
+{
+    uint64_t limit = (uint64_t)server->model.n_ctx * INPUT_BYTES_PER_TOKEN;
+    return limit < MIN_AMOUNT ? MIN_AMOUNT : limit > MAX_AMOUNT ? MAX_AMOUNT : limit;
+}
+
+static Hcattn__ErrorCode check_amount(const struct server *server, uint64_t n, const char *what, char *sentence)
+{
+    uint64_t limit = input_limit(server);
+    if (n > limit)
+        return INVALID("%llu %s in one request; at most %llu with a context of %u tokens", (unsigned long long)n, what,
+                       (unsigned long long)limit, server->model.n_ctx);
+    return HCATTN__ERROR_CODE__OK;
+}
+
 static Hcattn__ErrorCode check_text(const char *text, const char *what, char *sentence)
 {
     size_t offset;
@@ -51,24 +74,34 @@ static Hcattn__ErrorCode check_text(const char *text, const char *what, char *se
     return HCATTN__ERROR_CODE__OK;
 }
 
-static Hcattn__ErrorCode check_input(const Hcattn__Input *input, char *sentence)
+static Hcattn__ErrorCode check_input(const struct server *server, const Hcattn__Input *input, char *sentence)
 {
+    uint64_t n_bytes = 0;
+    Hcattn__ErrorCode code;
     if (!input)
         return HCATTN__ERROR_CODE__OK;
-    if (input->input_case == HCATTN__INPUT__INPUT_TEXT)
-        return check_text(input->text, "prompt", sentence);
-    if (input->input_case != HCATTN__INPUT__INPUT_CHAT)
+    switch (input->input_case) {
+    case HCATTN__INPUT__INPUT_TEXT:
+        code = check_amount(server, strlen(input->text), "bytes of text", sentence);
+        return code != HCATTN__ERROR_CODE__OK ? code : check_text(input->text, "prompt", sentence);
+    case HCATTN__INPUT__INPUT_TOKENS:
+        return check_amount(server, input->tokens->n_ids, "token ids", sentence);
+    case HCATTN__INPUT__INPUT_CHAT:
+        break;
+    default:
         return HCATTN__ERROR_CODE__OK;
+    }
     if (input->chat->n_messages > MAX_MESSAGES)
         return INVALID("%zu messages; at most %u", input->chat->n_messages, MAX_MESSAGES);
-    for (size_t i = 0; i < input->chat->n_messages; i++) {
-        Hcattn__ErrorCode code = check_text(input->chat->messages[i]->role, "role of a message", sentence);
+    for (size_t i = 0; i < input->chat->n_messages; i++)
+        n_bytes += strlen(input->chat->messages[i]->role) + strlen(input->chat->messages[i]->content);
+    code = check_amount(server, n_bytes, "bytes of messages", sentence);
+    for (size_t i = 0; code == HCATTN__ERROR_CODE__OK && i < input->chat->n_messages; i++) {
+        code = check_text(input->chat->messages[i]->role, "role of a message", sentence);
         if (code == HCATTN__ERROR_CODE__OK)
             code = check_text(input->chat->messages[i]->content, "content of a message", sentence);
-        if (code != HCATTN__ERROR_CODE__OK)
-            return code;
     }
-    return HCATTN__ERROR_CODE__OK;
+    return code;
 }
 
 static bool in_range(float value, float low, float high)
@@ -102,7 +135,7 @@ static Hcattn__ErrorCode check_sampling(const Hcattn__Sampling *sampling, char *
     return HCATTN__ERROR_CODE__OK;
 }
 
-static Hcattn__ErrorCode check_generate(const Hcattn__Generate *generate, char *sentence)
+static Hcattn__ErrorCode check_generate(const struct server *server, const Hcattn__Generate *generate, char *sentence)
 {
     if (generate->top_logprobs > MAX_TOP_LOGPROBS)
         return INVALID("top_logprobs %u; at most %u", generate->top_logprobs, MAX_TOP_LOGPROBS);
@@ -117,7 +150,7 @@ static Hcattn__ErrorCode check_generate(const Hcattn__Generate *generate, char *
             return code;
     }
     Hcattn__ErrorCode code = check_sampling(generate->sampling, sentence);
-    return code != HCATTN__ERROR_CODE__OK ? code : check_input(generate->input, sentence);
+    return code != HCATTN__ERROR_CODE__OK ? code : check_input(server, generate->input, sentence);
 }
 
 static Hcattn__ErrorCode check_open(const Hcattn__OpenSession *open, char *sentence)
@@ -135,9 +168,9 @@ static Hcattn__ErrorCode need_session(uint64_t session, char *sentence)
     return session == 0 ? INVALID("session 0 is none") : HCATTN__ERROR_CODE__OK;
 }
 
-static Hcattn__ErrorCode need_input(const Hcattn__Input *input, char *sentence)
+static Hcattn__ErrorCode need_input(const struct server *server, const Hcattn__Input *input, char *sentence)
 {
-    return validate_input_empty(input) ? INVALID("the prompt is empty") : check_input(input, sentence);
+    return validate_input_empty(input) ? INVALID("the prompt is empty") : check_input(server, input, sentence);
 }
 
 static Hcattn__ErrorCode first_error(Hcattn__ErrorCode a, Hcattn__ErrorCode b)
@@ -148,7 +181,6 @@ static Hcattn__ErrorCode first_error(Hcattn__ErrorCode a, Hcattn__ErrorCode b)
 Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Request *request,
                                    char sentence[SERVER_ERROR_BYTES])
 {
-    (void)server;
     switch (request->request_case) {
     case HCATTN__REQUEST__REQUEST_OPEN_SESSION:
         return check_open(request->open_session, sentence);
@@ -156,21 +188,23 @@ Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Re
         return need_session(request->close_session->session, sentence);
     case HCATTN__REQUEST__REQUEST_APPEND:
         return first_error(need_session(request->append->session, sentence),
-                           need_input(request->append->input, sentence));
+                           need_input(server, request->append->input, sentence));
     case HCATTN__REQUEST__REQUEST_GENERATE:
         return first_error(need_session(request->generate->session, sentence),
-                           check_generate(request->generate, sentence));
+                           check_generate(server, request->generate, sentence));
     case HCATTN__REQUEST__REQUEST_SCORE:
         if (request->score->from == 0)
             return INVALID("from 0: the first token has nothing before it; at least 1");
         if (request->score->top_logprobs > MAX_TOP_LOGPROBS)
             return INVALID("top_logprobs %u; at most %u", request->score->top_logprobs, MAX_TOP_LOGPROBS);
         return first_error(need_session(request->score->session, sentence),
-                           need_input(request->score->input, sentence));
+                           need_input(server, request->score->input, sentence));
     case HCATTN__REQUEST__REQUEST_TOKENIZE:
         if (!request->tokenize->input || request->tokenize->input->input_case == HCATTN__INPUT__INPUT__NOT_SET)
             return INVALID("there is no input to tokenize");
-        return check_input(request->tokenize->input, sentence);
+        return check_input(server, request->tokenize->input, sentence);
+    case HCATTN__REQUEST__REQUEST_DETOKENIZE:
+        return check_amount(server, request->detokenize->n_ids, "token ids", sentence);
     case HCATTN__REQUEST__REQUEST__NOT_SET:
         return INVALID("a request without content, or of a kind that this version does not know");
     default:
