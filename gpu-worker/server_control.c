@@ -145,8 +145,8 @@ static int take_control(struct server *server, const Hcattn__Control__Control *c
         command = new_command(ENGINE_STORE_DOWN);
         command->store = control->store_down->store;
         command->incarnation = control->store_down->incarnation;
-        engine_command(server->engine, command);
         LOG_WARNING("store %u is gone; waiting for the next", command->store);
+        engine_command(server->engine, command);
         return 0;
     case HCATTN__CONTROL__CONTROL__MESSAGE_EXCHANGE_READY:
         if (control->exchange_ready->status < 0) {

@@ -40,7 +40,7 @@ static int cpu_open(const struct backend_options *options, struct backend **ret_
     }
     struct backend *backend = calloc(1, sizeof *backend);
     if (backend)
-        backend->rope.angles = calloc((size_t)CPU_CHUNK_TOKENS * CPU_ROPE_ANGLES, sizeof *backend->rope.angles);
+        backend->rope.angles = calloc((size_t)CPU_ROPE_TOKENS * CPU_ROPE_ANGLES, sizeof *backend->rope.angles);
     if (!backend || !backend->rope.angles) {
         snprintf(error, error_size, "no memory for the cpu back end");
         cpu_close(backend);

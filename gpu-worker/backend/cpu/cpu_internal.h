@@ -10,7 +10,8 @@
 #include "gpu-worker/backend/cpu/cpu_kernels.h"
 #include "gpu-worker/backend/cpu/cpu_packed.h"
 
-#define CPU_CHUNK_TOKENS  256u /* a larger batch is worked through in pieces of this many tokens */
+#define CPU_CHUNK_TOKENS  512u  /* matmul works through a larger batch in pieces of this many tokens */
+#define CPU_ROPE_TOKENS   2048u /* and rope in such pieces; more than a step has, so that all layers share one */
 #define CPU_ROPE_ANGLES   (KERNELS_MAX_HEAD_DIM / 2)
 #define CPU_WORTH_SHARING (1u << 16) /* numbers below which an element-wise operation stays in the calling thread */
 
@@ -27,7 +28,7 @@ struct cpu_rope_cache {
     uint32_t n_tokens, n_angles;
     float magnitude;
     float frequencies[CPU_ROPE_ANGLES];
-    uint32_t positions[CPU_CHUNK_TOKENS];
+    uint32_t positions[CPU_ROPE_TOKENS];
     float (*angles)[2]; /* [n_tokens][n_angles] {cos, sin} x magnitude */
 };
 

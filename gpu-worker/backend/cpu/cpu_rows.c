@@ -160,7 +160,7 @@ void cpu_rows_rope(struct backend *backend, float *x, uint32_t n_tokens, uint32_
 {
     assert(rope->n_rotated % 2 == 0 && rope->n_rotated <= head_dim && head_dim <= KERNELS_MAX_HEAD_DIM);
     for (uint32_t t = 0, n; t < n_tokens; t += n) {
-        n = n_tokens - t < CPU_CHUNK_TOKENS ? n_tokens - t : CPU_CHUNK_TOKENS;
+        n = n_tokens - t < CPU_ROPE_TOKENS ? n_tokens - t : CPU_ROPE_TOKENS;
         fill_angles(&backend->rope, positions + t, n, rope);
         struct rows rows = {
             .backend = backend,

@@ -21,16 +21,16 @@ VECTOR_INLINE __m256i lanes8_words(const uint8_t *p)
 {
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
-VECTOR_INLINE __m256i lanes8_nibble(__m256i words, const uint32_t i)
+VECTOR_INLINE __m256i lanes8_nibble(__m256i words, const int i)
 {
-    __m256i low = i ? _mm256_srli_epi16(words, (int)(4 * i)) : words;
+    __m256i low = i ? _mm256_srli_epi16(words, 4 * i) : words;
     return i < 3 ? _mm256_and_si256(low, _mm256_set1_epi16(15)) : low;
 }
-VECTOR_INLINE __m256i lanes8_byte(__m256i words, const uint32_t i)
+VECTOR_INLINE __m256i lanes8_byte(__m256i words, const int i)
 {
     return i ? _mm256_srli_epi16(words, 8) : _mm256_and_si256(words, _mm256_set1_epi16(255));
 }
-VECTOR_INLINE __m256i lanes8_signed_byte(__m256i words, const uint32_t i)
+VECTOR_INLINE __m256i lanes8_signed_byte(__m256i words, const int i)
 {
     return _mm256_srai_epi16(i ? words : _mm256_slli_epi16(words, 8), 8);
 }
@@ -49,15 +49,15 @@ VECTOR_INLINE vi integer_set(int32_t a)
 {
     return _mm256_set1_epi32(a);
 }
-VECTOR_INLINE vi integer_nibble(vi words, const uint32_t i) /* bits 4i.. of each word */
+VECTOR_INLINE vi integer_nibble(vi words, const int i) /* bits 4i.. of each word */
 {
     return lanes8_nibble(words, i);
 }
-VECTOR_INLINE vi integer_byte(vi words, const uint32_t i) /* the lower or the upper byte of each word */
+VECTOR_INLINE vi integer_byte(vi words, const int i) /* the lower or the upper byte of each word */
 {
     return lanes8_byte(words, i);
 }
-VECTOR_INLINE vi integer_signed_byte(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_signed_byte(vi words, const int i)
 {
     return lanes8_signed_byte(words, i);
 }
@@ -83,16 +83,16 @@ VECTOR_INLINE vi integer_set(int32_t a)
 {
     return _mm512_set1_epi32(a);
 }
-VECTOR_INLINE vi integer_nibble(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_nibble(vi words, const int i)
 {
     vi low = i ? _mm512_srli_epi16(words, 4 * i) : words;
     return i < 3 ? _mm512_and_si512(low, _mm512_set1_epi16(15)) : low;
 }
-VECTOR_INLINE vi integer_byte(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_byte(vi words, const int i)
 {
     return i ? _mm512_srli_epi16(words, 8) : _mm512_and_si512(words, _mm512_set1_epi16(255));
 }
-VECTOR_INLINE vi integer_signed_byte(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_signed_byte(vi words, const int i)
 {
     return _mm512_srai_epi16(i ? words : _mm512_slli_epi16(words, 8), 8);
 }
@@ -115,15 +115,15 @@ VECTOR_INLINE vi integer_set(int32_t a)
 {
     return (vi){_mm256_set1_epi32(a), _mm256_set1_epi32(a)};
 }
-VECTOR_INLINE vi integer_nibble(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_nibble(vi words, const int i)
 {
     return (vi){lanes8_nibble(words.low, i), lanes8_nibble(words.high, i)};
 }
-VECTOR_INLINE vi integer_byte(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_byte(vi words, const int i)
 {
     return (vi){lanes8_byte(words.low, i), lanes8_byte(words.high, i)};
 }
-VECTOR_INLINE vi integer_signed_byte(vi words, const uint32_t i)
+VECTOR_INLINE vi integer_signed_byte(vi words, const int i)
 {
     return (vi){lanes8_signed_byte(words.low, i), lanes8_signed_byte(words.high, i)};
 }
@@ -188,8 +188,8 @@ VECTOR_INLINE void integer_bytes(const uint32_t n_tokens, const int with_sign, c
     for (uint32_t g = first_group; g < first_group + n_groups; g++) {
         vi words = integer_load(quants + g * INTEGER_GROUP_BYTES);
 #pragma GCC unroll 2
-        for (uint32_t i = 0; i < 2; i++)
-            integer_add(n_tokens, with_sign ? integer_signed_byte(words, i) : integer_byte(words, i), x, b, 2 * g + i,
-                        sums);
+        for (int i = 0; i < 2; i++)
+            integer_add(n_tokens, with_sign ? integer_signed_byte(words, i) : integer_byte(words, i), x, b,
+                        2 * g + (uint32_t)i, sums);
     }
 }
