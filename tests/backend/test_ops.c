@@ -85,12 +85,13 @@ static void rope(void **state)
     const struct fixture *fixture = *state;
     static const struct {
         uint32_t head_dim, n_rotated, n_heads, n_tokens;
-    } cases[] = {{64, 64, 3, 1}, {64, 64, 9, 300}, {80, 32, 1, 7}, {2, 2, 1, 3}, {128, 128, 4, 257}, {256, 256, 2, 5}};
+    } cases[] = {{64, 64, 3, 1},     {64, 64, 9, 300}, {80, 32, 1, 7}, {2, 2, 1, 3},
+                 {128, 128, 4, 257}, {256, 256, 2, 5}, {4, 4, 1, 2100}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const uint32_t n_tokens = cases[c].n_tokens, n_heads = cases[c].n_heads, head_dim = cases[c].head_dim;
         const size_t n = (size_t)n_tokens * n_heads * head_dim;
         float frequencies[128];
-        uint32_t positions[300];
+        uint32_t positions[2100];
         for (uint32_t i = 0; i < cases[c].n_rotated / 2; i++)
             frequencies[i] = powf(10000.0f, -2.0f * (float)i / (float)cases[c].n_rotated);
         for (uint32_t t = 0; t < n_tokens; t++)
