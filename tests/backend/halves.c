@@ -2,7 +2,6 @@
 #define VECTOR_WIDTH 16
 #include "tests/backend/halves.h"
 
-#include "gpu-worker/backend/cpu/integer_vnni.h"
 #include "gpu-worker/backend/cpu/vector_cpu.h"
 
 CPU_TABLE(halves_kernels, "halves");

@@ -13,7 +13,7 @@
 #include "gpu-worker/model/dequantize.h"
 #include "tests/backend/fixture.h"
 
-#define MAX_TOKENS  300u
+#define MAX_TOKENS  520u
 #define MAX_ROWS    130u
 #define MAX_COLUMNS 1024u
 
@@ -62,7 +62,7 @@ static double size_of(const struct tensor *tensor, uint32_t row, const float *in
     return size;
 }
 
-/* Inputs that 8 bits hold exactly leave only rounding: |error| <= 2e-6 sum |w x|. A weight with a minimum is a difference of
+/* Inputs that 16 bits hold exactly leave only rounding: |error| <= 2e-6 sum |w x|. A weight with a minimum is a difference of
  * terms up to some times its size (Q6_K: 32 of 32), which the sum of |w| does not see: hence 2e-5 of the largest. */
 static void exact_inputs_give_exact_products(void **state)
 {
@@ -75,7 +75,7 @@ static void exact_inputs_give_exact_products(void **state)
             const uint32_t n_rows = shapes[s].n_rows, n_columns = shapes[s].n_columns;
             struct tensor tensor = fixture_tensor(fixture_types[k], n_rows, n_columns);
             for (size_t i = 0; i < (size_t)n_tokens * n_columns; i++)
-                x[i] = i % n_columns % 32 == 7 ? 127.0f : (float)(int)(fixture_random() % 255) - 127.0f;
+                x[i] = i % n_columns % 32 == 7 ? 32767.0f : (float)(int)(fixture_random() % 65535) - 32767.0f;
             multiply(&fixture->instances[0], &tensor, x, n_tokens, expected);
             for (uint32_t i = 1; i < fixture->n_instances; i++) {
                 multiply(&fixture->instances[i], &tensor, x, n_tokens, y);
@@ -90,8 +90,8 @@ static void exact_inputs_give_exact_products(void **state)
     }
 }
 
-/* Any input: each x is off by at most half a step of its block, and on the whole the error is that of 8-bit noise. */
-static void any_input_within_the_noise_of_8_bits(void **state)
+/* Any input: each x is off by at most half a step of its block, and on the whole the error is that of 16-bit noise. */
+static void any_input_within_the_noise_of_16_bits(void **state)
 {
     const struct fixture *fixture = *state;
     const uint32_t n_tokens = 6;
@@ -109,11 +109,11 @@ static void any_input_within_the_noise_of_8_bits(void **state)
                 for (uint32_t at = 0; at < n_tokens * n_rows; at++) {
                     double difference = (double)y[at] - (double)expected[at];
                     double sum = size_of(&tensor, at % n_rows, x + (size_t)(at / n_rows) * n_columns);
-                    assert_true(fabs(difference) <= 0.02 * sum + 1e-6);
+                    assert_true(fabs(difference) <= 1e-4 * sum + 1e-6);
                     error += difference * difference;
                     size += sum * sum / n_columns; /* what a sum of terms with random signs would have */
                 }
-                double limit = is_quantized(tensor.type) && n_rows > 1 ? 0.01 : 1e-5;
+                double limit = is_quantized(tensor.type) && n_rows > 1 ? 5e-5 : 1e-5;
                 if (!(sqrt(error) <= limit * sqrt(size) + 1e-6))
                     fail_msg("%s %ux%u on %s: error %.3g of %.3g", tensor_type_name((uint32_t)tensor.type), n_rows,
                              n_columns, fixture->instances[i].name, sqrt(error), sqrt(size));
@@ -291,7 +291,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_inputs_give_exact_products),
-        cmocka_unit_test(any_input_within_the_noise_of_8_bits),
+        cmocka_unit_test(any_input_within_the_noise_of_16_bits),
         cmocka_unit_test(bits_do_not_depend_on_the_batch),
         cmocka_unit_test(several_matrices_of_one_input),
         cmocka_unit_test(a_nan_stays_in_its_row),
