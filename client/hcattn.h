@@ -195,7 +195,7 @@ struct hcattn_sampling {
     float repeat_penalty; /* 0 or 1: off */
     float presence_penalty;
     float frequency_penalty;
-    uint32_t penalty_window; /* 0: 64 */
+    uint32_t penalty_window; /* at most 4,096; 0: 64 */
     uint64_t seed;
     const struct hcattn_bias *bias;
     size_t n_bias;

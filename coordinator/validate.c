@@ -11,6 +11,7 @@
 #define MAX_STOP         16u
 #define MAX_STOP_BYTES   1024u
 #define MAX_BIAS         1024u
+#define MAX_WINDOW       4096u /* of penalties: their time grows with its square, and all streams wait for it */
 #define MAX_MESSAGES     4096u
 #define MAX_EXACT_TOKENS (1u << 20)
 
@@ -124,6 +125,8 @@ static Hcattn__ErrorCode check_sampling(const Hcattn__Sampling *sampling, char *
     if (!in_range(sampling->presence_penalty, -100, 100) || !in_range(sampling->frequency_penalty, -100, 100))
         return INVALID("presence_penalty %g, frequency_penalty %g; -100 to 100", (double)sampling->presence_penalty,
                        (double)sampling->frequency_penalty);
+    if (sampling->penalty_window > MAX_WINDOW)
+        return INVALID("penalty_window %u; at most %u", sampling->penalty_window, MAX_WINDOW);
     if (sampling->n_logit_bias > MAX_BIAS)
         return INVALID("%zu logit biases; at most %u", sampling->n_logit_bias, MAX_BIAS);
     for (size_t i = 0; i < sampling->n_logit_bias; i++) {

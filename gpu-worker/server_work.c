@@ -287,6 +287,9 @@ static const char *check_run(const struct server *server, const Hcattn__Work__Ru
         return "a run longer than this worker's context";
     if (run->resume_from > run->n_input_ids + run->max_tokens)
         return "a run that resumes behind its end";
+    for (size_t i = 0; run->sampling != NULL && i < run->sampling->n_logit_bias; i++)
+        if (run->sampling->logit_bias[i]->id >= tokenizer_n_vocab(server->tokenizer))
+            return "a logit bias of a token that is not in the vocabulary";
     return NULL;
 }
 
