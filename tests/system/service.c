@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,6 +82,7 @@ void service_launch(struct service *service, const char *const *arguments, const
     service->pid = fork();
     assert_true(service->pid >= 0);
     if (service->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* a test that fails leaves no service behind */
         int fd = open(path, O_CREAT | O_WRONLY | O_APPEND, 0600);
         dup2(fd, 1);
         dup2(fd, 2);

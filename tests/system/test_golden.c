@@ -108,7 +108,7 @@ static void cpu_back_end(void **state)
 
 static void reference_back_end(void **state)
 {
-    check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 12);
+    check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 19);
 }
 
 /* ---- the peer on the Q4_1 file itself, where it rounds activations to 8 bits: a looser comparison, teacher-forced ---- */
