@@ -2,8 +2,10 @@
 #include "client/command/tokenize.h"
 #include "client/command/command.h"
 #include "client/command/output.h"
+#include "common/utf8.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,9 +86,10 @@ static int decode(struct hcattn *client, const struct options *options)
     return output_status();
 }
 
-/* A piece so that it fits into a line: quotes, escapes, bytes that are no text in hex. */
+/* A piece so that it fits into a line: quotes, escapes, bytes that are no whole characters in hex. */
 static void show_piece(const struct hcattn_piece *piece)
 {
+    bool is_text = utf8_check(piece->bytes, piece->n_bytes, NULL) == 0;
     output_text("\"");
     for (size_t i = 0; i < piece->n_bytes; i++) {
         unsigned char c = piece->bytes[i];
@@ -96,7 +99,7 @@ static void show_piece(const struct hcattn_piece *piece)
             output_text("\\t");
         else if (c == '"' || c == '\\')
             output_format("\\%c", c);
-        else if (c < 0x20 || c >= 0x7f)
+        else if (c < 0x20 || c == 0x7f || (c > 0x7f && !is_text))
             output_format("\\x%02x", c);
         else
             output_bytes(&c, 1);
