@@ -69,7 +69,7 @@ static void raw_bytes(void **state)
             close(fd);
         }
         int fd = volley_connect(&volley, streams[k], SOCK_STREAM);
-        volley_send(fd, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 37);
+        volley_send(fd, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 35);
         close(fd);
     }
     volley_assert_well(&volley);
