@@ -31,7 +31,8 @@ static uint32_t count_fds(pid_t pid)
     uint32_t n = 0;
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
     DIR *entries = opendir(path);
-    assert_non_null(entries);
+    if (entries == NULL)
+        return 0; /* it is just dying */
     while (readdir(entries) != NULL)
         n++;
     closedir(entries);
@@ -44,7 +45,8 @@ static uint64_t rss_of(pid_t pid)
     unsigned long long total, resident, shared;
     snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
     FILE *file = fopen(path, "r");
-    assert_non_null(file);
+    if (file == NULL)
+        return 0;
     assert_int_equal(fscanf(file, "%llu %llu %llu", &total, &resident, &shared), 3);
     fclose(file);
     return (resident - shared) * 4096; /* segments are shared memory, and full or empty as the stores please */
@@ -210,6 +212,7 @@ int volley_connect(const struct volley *volley, const char *socket_name, int typ
         fail_msg("%s: %s", address.sun_path, strerror(errno));
     struct timeval patience = {.tv_sec = 5};
     assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)), 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
     return fd;
 }
 
@@ -261,6 +264,17 @@ void volley_frame(int fd, uint8_t flags, uint64_t told, const void *bytes, size_
         volley_send(fd, bytes, n_bytes);
 }
 
+static void pass_by(int fd, size_t n_bytes)
+{
+    uint8_t bytes[256];
+    while (n_bytes > 0) {
+        ssize_t n = recv(fd, bytes, n_bytes < sizeof(bytes) ? n_bytes : sizeof(bytes), 0);
+        if (n <= 0)
+            return;
+        n_bytes -= (size_t)n;
+    }
+}
+
 void volley_greet(int fd, const void *id, uint8_t id_bytes)
 {
     static const uint8_t signature[12] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
@@ -278,6 +292,9 @@ void volley_greet(int fd, const void *id, uint8_t id_bytes)
         memcpy(ready + n, id, id_bytes);
     n += id_bytes;
     volley_frame(fd, n > 255 ? 6 : 4, n, ready, n);
+    /* What comes before the other side is ready too is a protocol error. */
+    enum { GREETING_BYTES = 64, READY_BYTES = 43 };
+    pass_by(fd, GREETING_BYTES + READY_BYTES);
 }
 
 /* ---- a client ---- */

@@ -59,7 +59,7 @@ void volley_send_fds(int fd, const void *bytes, size_t n_bytes, int sent_fd, uin
 
 /* ---- ZeroMQ as a stranger speaks it ---- */
 
-/* Greeting and READY of a DEALER with that routing id. */
+/* Greeting and READY of a DEALER with that routing id; takes those of the other side. */
 void volley_greet(int fd, const void *id, uint8_t id_bytes);
 /* One frame: flags 1 more, 2 long length, 4 command. `told` is the length that it claims. */
 void volley_frame(int fd, uint8_t flags, uint64_t told, const void *bytes, size_t n_bytes);
