@@ -47,19 +47,23 @@ struct difference {
 };
 
 /* Follows the peer's continuation as far as ours is the same. */
-static void compare(const json_t *entry, struct hcattn *client, struct difference *difference)
+static void compare(const json_t *entry, struct hcattn *client, uint32_t max_tokens, struct difference *difference)
 {
     const char *kind = json_string_value(json_object_get(entry, "kind"));
     const json_t *prompt_ids = json_object_get(entry, "prompt_ids"), *ids = json_object_get(entry, "ids");
     const json_t *logprobs = json_object_get(entry, "logprobs"), *top = json_object_get(entry, "top");
     struct answer answer = {0};
-    service_generate_text(client, json_string_value(json_object_get(entry, "prompt")), 64, 0, &answer);
+    service_generate_text(client, json_string_value(json_object_get(entry, "prompt")), max_tokens, 0, &answer);
     assert_int_equal(answer.n_prompt, json_array_size(prompt_ids));
     for (uint32_t i = 0; i < answer.n_prompt; i++)
         assert_int_equal(answer.prompt_ids[i], json_integer_value(json_array_get(prompt_ids, i)));
 
     bool ended = strcmp(json_string_value(json_object_get(entry, "stopped")), "eos") == 0;
     size_t n = json_array_size(ids);
+    if (max_tokens < n) {
+        n = max_tokens;
+        ended = false;
+    }
     for (size_t i = 0; i < n; i++) {
         uint32_t expected = (uint32_t)json_integer_value(json_array_get(ids, i));
         bool at_end = ended && i + 1 == n;
@@ -82,7 +86,7 @@ static void compare(const json_t *entry, struct hcattn *client, struct differenc
     service_answer_free(&answer);
 }
 
-static void check(void **state, const char *const *arguments, size_t max_prompt, size_t stride)
+static void check(void **state, const char *const *arguments, size_t max_prompt, size_t stride, uint32_t max_tokens)
 {
     struct golden *golden = *state;
     struct service service;
@@ -91,24 +95,24 @@ static void check(void **state, const char *const *arguments, size_t max_prompt,
     for (size_t i = 0; i < json_array_size(golden->continuations); i += stride) {
         const json_t *entry = json_array_get(golden->continuations, i);
         if (json_array_size(json_object_get(entry, "prompt_ids")) <= max_prompt)
-            compare(entry, service.client, &difference);
+            compare(entry, service.client, max_tokens, &difference);
     }
     service_stop(&service);
     double mean = difference.sum / (double)difference.n;
     print_message("%llu log-probabilities, mean difference %.5f; %u continuations parted at a near tie\n",
                   (unsigned long long)difference.n, mean, difference.n_parted);
-    assert_true(difference.n > 100);
+    assert_true(difference.n >= 48);
     assert_true(mean <= max_mean);
 }
 
 static void cpu_back_end(void **state)
 {
-    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", NULL}, SIZE_MAX, 1);
+    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", NULL}, SIZE_MAX, 1, 64);
 }
 
 static void reference_back_end(void **state)
 {
-    check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 19);
+    check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 12, 16);
 }
 
 /* ---- the peer on the Q4_1 file itself, where it rounds activations to 8 bits: a looser comparison, teacher-forced ---- */
