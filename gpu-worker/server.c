@@ -30,7 +30,7 @@ static void disconnect(struct server *server)
         abort();
     command->kind = ENGINE_COORDINATOR_DOWN;
     engine_command(server->engine, command);
-    if (!server->is_refused)
+    if (!server->is_refused && !server->is_leaving)
         LOG_WARNING("the coordinator is gone; trying again for %llu s",
                     (unsigned long long)(server->options->reconnect_timeout_us / 1000000));
 }
@@ -133,6 +133,7 @@ int server_run(const struct server_options *options, struct engine *engine, stru
         if (server.is_refused)
             r = -EPERM;
     }
+    server.is_leaving = true;
     disconnect(&server);
     return r > 0 ? 0 : r;
 }
