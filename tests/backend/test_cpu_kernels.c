@@ -151,19 +151,19 @@ static void integers_do_not_overflow(void **state)
                 for (size_t at = 0; at < filled.n_bytes; at += shape->n_bytes)
                     memset(data + at + heads[filled.type], byte == 204 && filled.type == TENSOR_Q8_0 ? 0x80 : byte,
                            end - heads[filled.type]);
-                for (uint32_t c = 0; c < 4 * n_columns; c++)
+                for (uint32_t c = 0; c < 8 * n_columns; c++)
                     x[c] = (float)sign * 3.0f;
-                for (uint32_t t = 0; t < 4; t++)
+                for (uint32_t t = 0; t < 8; t++)
                     cpu_plain_kernels.quantize(x, n_columns, in + t * n_columns / CPU_BLOCK);
                 struct cpu_packed packed;
                 pack(&filled, cpu_plain_kernels.tile_rows, &packed);
-                cpu_plain_kernels.matmul_packed(&packed, 0, packed.n_tiles, in, 4, expected, n_rows);
+                cpu_plain_kernels.matmul_packed(&packed, 0, packed.n_tiles, in, 8, expected, n_rows);
                 cpu_packed_fini(&packed);
                 for (size_t i = 0; i < n_tables; i++) {
                     pack(&filled, tables[i]->tile_rows, &packed);
-                    tables[i]->matmul_packed(&packed, 0, packed.n_tiles, in, 4, y, n_rows);
+                    tables[i]->matmul_packed(&packed, 0, packed.n_tiles, in, 8, y, n_rows);
                     cpu_packed_fini(&packed);
-                    if (memcmp(y, expected, (size_t)4 * n_rows * sizeof *y) != 0)
+                    if (memcmp(y, expected, (size_t)8 * n_rows * sizeof *y) != 0)
                         fail_msg("%s, bytes %02x: %s differs from plain", tensor_type_name((uint32_t)tensor.type),
                                  (unsigned)byte, tables[i]->name);
                 }

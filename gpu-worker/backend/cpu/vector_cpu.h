@@ -83,7 +83,7 @@ VECTOR_INLINE vf packed_f32(const uint8_t *block, uint32_t which)
 VECTOR_INLINE void packed_scale(const uint32_t n_tokens, const vi *integers, vf scale,
                                 const struct cpu_activation *const *x, uint32_t b, vf *sums)
 {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t t = 0; t < n_tokens; t++)
         sums[t] = vf_fma(vi_to_float(integers[t]), vf_mul(scale, vf_set(x[t][b].scale)), sums[t]);
 }
@@ -101,7 +101,7 @@ VECTOR_INLINE void packed_block(const enum cpu_packing packing, const uint32_t n
             integer_bytes(n_tokens, 0, half * 4, 4, quants, x, b, integers);
             packed_scale(n_tokens, integers, scale, x, b, sums);
             vf minimum = vf_mul(scale, vf_set(-32.0f));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (uint32_t t = 0; t < n_tokens; t++)
                 sums[t] = vf_fma(minimum, vf_set(x[t][b].half_sums[half]), sums[t]);
         }
@@ -125,7 +125,7 @@ VECTOR_INLINE void packed_block(const enum cpu_packing packing, const uint32_t n
         minimum = packed_f16(block, 1);
     else
         minimum = vf_mul(scale, vf_set(packing == CPU_U4 ? -8.0f : -16.0f));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t t = 0; t < n_tokens; t++)
         sums[t] = vf_fma(minimum, vf_set(x[t][b].sum), sums[t]);
 }
@@ -144,12 +144,12 @@ VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n
     const uint8_t *block = weight->data + tile * tile_bytes;
     const struct cpu_activation *rows[INTEGER_MAX_TOKENS];
     vf sums[PACKED_MAX_TILES][INTEGER_MAX_TOKENS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (uint32_t t = 0; t < n_tokens; t++)
         rows[t] = x + (size_t)t * n_blocks;
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < n_tiles; i++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (uint32_t t = 0; t < n_tokens; t++)
             sums[i][t] = vf_zero();
     for (uint32_t b = 0; b < n_blocks; b++, block += block_bytes) {
@@ -164,7 +164,7 @@ VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n
     }
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < n_tiles; i++) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (uint32_t t = 0; t < n_tokens; t++) {
             float *to = y + t * y_stride + i * VECTOR_WIDTH;
             if (n_rows >= (i + 1) * VECTOR_WIDTH)
@@ -186,7 +186,8 @@ VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n
     PACKED_TILE(name##_1, packing, 1, 1)                                                                               \
     PACKED_TILE(name##_2, packing, 1, 2)                                                                               \
     PACKED_TILE(name##_3, packing, 1, 3)                                                                               \
-    PACKED_TILE(name##_4, packing, 1, 4)
+    PACKED_TILE(name##_4, packing, 1, 4)                                                                               \
+    PACKED_TILE(name##_8, packing, 1, INTEGER_MAX_TOKENS)
 PACKED_TILES(packed_u4, CPU_U4)
 PACKED_TILES(packed_u4_min, CPU_U4_MIN)
 PACKED_TILES(packed_u4_k, CPU_U4_K)
@@ -202,9 +203,9 @@ static void matmul_packed(const struct cpu_packed *weight, uint32_t first_tile, 
     typedef void tile_function(const struct cpu_packed *, uint32_t, const struct cpu_activation *, float *, size_t);
 #define PACKED_ROW(name)                                                                                               \
     {                                                                                                                  \
-        name##_many, name##_1, name##_2, name##_3, name##_4                                                            \
+        name##_many, name##_1, name##_2, name##_3, name##_4, name##_8                                                  \
     }
-    static tile_function *const functions[CPU_N_PACKINGS][INTEGER_MAX_TOKENS + 1] = {
+    static tile_function *const functions[CPU_N_PACKINGS][6] = {
         [CPU_U4] = PACKED_ROW(packed_u4),         [CPU_U4_MIN] = PACKED_ROW(packed_u4_min),
         [CPU_U4_K] = PACKED_ROW(packed_u4_k),     [CPU_U5] = PACKED_ROW(packed_u5),
         [CPU_U5_MIN] = PACKED_ROW(packed_u5_min), [CPU_U5_K] = PACKED_ROW(packed_u5_k),
@@ -217,9 +218,10 @@ static void matmul_packed(const struct cpu_packed *weight, uint32_t first_tile, 
         function[0](weight, tile, x, y + (size_t)tile * VECTOR_WIDTH, y_stride);
     for (; tile < first_tile + n_tiles; tile++) {
         for (uint32_t t = 0, n; t < n_tokens; t += n) {
-            n = n_tokens - t < INTEGER_MAX_TOKENS ? n_tokens - t : INTEGER_MAX_TOKENS;
-            function[n](weight, tile, x + (size_t)t * weight->n_blocks, y + t * y_stride + (size_t)tile * VECTOR_WIDTH,
-                        y_stride);
+            const uint32_t left = n_tokens - t;
+            n = left >= INTEGER_MAX_TOKENS ? INTEGER_MAX_TOKENS : left < 4 ? left : 4;
+            function[n <= 4 ? n : 5](weight, tile, x + (size_t)t * weight->n_blocks,
+                                     y + t * y_stride + (size_t)tile * VECTOR_WIDTH, y_stride);
         }
     }
 }

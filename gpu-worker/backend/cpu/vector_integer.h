@@ -12,7 +12,7 @@
 #include "gpu-worker/backend/cpu/cpu_kernels.h"
 #include "kernels/vector.h"
 
-#define INTEGER_MAX_TOKENS  4u
+#define INTEGER_MAX_TOKENS  8u
 #define INTEGER_GROUP_BYTES (VECTOR_WIDTH * 4) /* 4 bytes of every row */
 
 _Static_assert(INT64_C(128) * CPU_LARGEST * CPU_BLOCK <= INT32_MAX, "the sum of a block fits, whatever the weights");
