@@ -9,6 +9,7 @@
 #include "common/options.h"
 #include "common/random.h"
 #include "common/signals.h"
+#include "coordinator/accept4.h"
 #include "coordinator/server.h"
 
 static const struct option_spec specs[] = {
@@ -113,6 +114,8 @@ static int serve(const struct options *options)
     };
     if (signals_open(false, &signal_fd) != 0)
         return fail(1, "cannot receive signals");
+    uint64_t n_descriptors = accept4_prepare();
+    LOG_DEBUG("at most %llu descriptors", (unsigned long long)n_descriptors);
     if (server_new(&server_options, error, &server) != 0) {
         signals_close(signal_fd);
         return fail(2, error);

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -356,6 +356,42 @@ static void comers_and_goers(void **state)
     volley_assert_well(&volley);
 }
 
+/* More connections than the coordinator has descriptors for: it waits, and serves again when there are some. */
+static void out_of_descriptors(void **state)
+{
+    (void)state;
+    enum { N = 200, LIMIT = 100, LOOK_US = 2000000 };
+    struct rlimit limit = {.rlim_cur = LIMIT, .rlim_max = LIMIT};
+    struct service poor;
+    struct volley poor_volley;
+    int fds[N];
+    service_start(&poor, (const char *const[]){"--model", service_tiny_model(""), "--memory", "64MiB", NULL}, NULL);
+    volley_begin(&poor_volley, &poor, 1);
+    pid_t coordinator = volley_process(&poor_volley, "hc-coordinator", 0)->pid;
+    assert_true(volley_process(&poor_volley, "hc-coordinator", 0)->n_fds < LIMIT / 2);
+    assert_int_equal(prlimit(coordinator, RLIMIT_NOFILE, &limit, NULL), 0);
+    for (int i = 0; i < N; i++) {
+        fds[i] = volley_connect_soon(&poor_volley, i % 2 ? "client.sock" : "peer.sock",
+                                     i % 2 ? SOCK_STREAM : SOCK_SEQPACKET);
+    }
+    uint64_t before_us = volley_cpu_us(coordinator);
+    clock_sleep_us(LOOK_US);
+    uint64_t used_us = volley_cpu_us(coordinator) - before_us;
+    struct answer answer = {0};
+    uint32_t ids[] = {1, 2, 3};
+    service_generate_ids(poor.client, ids, 3, 4, &answer); /* who was there before is served */
+    service_answer_free(&answer);
+    for (int i = 0; i < N; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    volley_assert_well(&poor_volley);
+    if (used_us > LOOK_US / 2)
+        fail_msg("the coordinator was busy for %llu us of %d with having no descriptors", (unsigned long long)used_us,
+                 LOOK_US);
+    volley_end(&poor_volley);
+    service_stop(&poor);
+}
+
 /* Connections that say nothing are closed after a while. Then as before a process that dies comes back. */
 static void silent_peers(void **state)
 {
@@ -391,7 +427,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(garbage_packets), cmocka_unit_test(lying_hellos),       cmocka_unit_test(another_store),
         cmocka_unit_test(another_worker),  cmocka_unit_test(messages_of_others), cmocka_unit_test(many_descriptors),
-        cmocka_unit_test(damaged_hellos),  cmocka_unit_test(comers_and_goers),   cmocka_unit_test(silent_peers),
+        cmocka_unit_test(damaged_hellos),  cmocka_unit_test(comers_and_goers),   cmocka_unit_test(out_of_descriptors),
+        cmocka_unit_test(silent_peers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -186,6 +186,21 @@ char *volley_path(const struct volley *volley, const char *socket, char path[96]
     return path;
 }
 
+uint64_t volley_cpu_us(pid_t pid)
+{
+    char path[64], line[1024], *after;
+    unsigned long long user, kernel;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof(line), file));
+    fclose(file);
+    after = strrchr(line, ')'); /* the name of the program may hold anything */
+    assert_non_null(after);
+    assert_int_equal(sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &kernel), 2);
+    return (user + kernel) * (1000000 / (uint64_t)sysconf(_SC_CLK_TCK));
+}
+
 /* ---- randomness ---- */
 
 uint32_t volley_random(uint64_t *state, uint32_t bound)
@@ -201,6 +216,18 @@ void volley_random_bytes(uint64_t *state, void *bytes, size_t n_bytes)
 }
 
 /* ---- raw bytes ---- */
+
+int volley_connect_soon(const struct volley *volley, const char *socket_name, int type)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    volley_path(volley, socket_name, address.sun_path);
+    int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_true(fd >= 0);
+    if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
 
 int volley_connect(const struct volley *volley, const char *socket_name, int type)
 {

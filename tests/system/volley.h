@@ -42,6 +42,7 @@ void volley_assert_well(struct volley *volley);
 /* The same but for the processes, whose restart is expected; notes the new ones. */
 void volley_assert_recovered(struct volley *volley, pid_t killed);
 const struct volley_process *volley_process(const struct volley *volley, const char *program, uint32_t index);
+uint64_t volley_cpu_us(pid_t pid); /* what it has used so far */
 char *volley_path(const struct volley *volley, const char *socket, char path[96]);
 
 /* ---- randomness, the same in every run ---- */
@@ -53,6 +54,8 @@ void volley_random_bytes(uint64_t *state, void *bytes, size_t n_bytes);
 
 /* A stream or packet connection to a socket of the service. */
 int volley_connect(const struct volley *volley, const char *socket, int type);
+/* The same without waiting: -1 when the other side's queue is full. */
+int volley_connect_soon(const struct volley *volley, const char *socket, int type);
 /* Whatever the other side does: no signal, no failure. */
 void volley_send(int fd, const void *bytes, size_t n_bytes);
 void volley_send_fds(int fd, const void *bytes, size_t n_bytes, int sent_fd, uint32_t n_fds);
