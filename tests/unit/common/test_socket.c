@@ -133,6 +133,8 @@ static void a_dealer_without_a_peer_has_no_room(void **state)
     assert_int_equal(socket_connect(dealer, ipc(state)), 0); /* nobody there yet: queued for later */
     assert_int_equal(socket_send(dealer, &frame, 1, false), 0);
     assert_int_equal(socket_send(dealer, &frame, 0, false), -EINVAL);
+    const struct frame large = {"x", SOCKET_MAX_FRAME_BYTES + 1}; /* refused before a byte of it is looked at */
+    assert_int_equal(socket_send(dealer, &large, 1, false), -EMSGSIZE);
     socket_free(dealer);
     uint64_t before = clock_now_us();
     socket_context_free(context); /* does not wait for what was not delivered */
