@@ -17,7 +17,7 @@ struct server {
     int peer_fd; /* -1: no coordinator */
     bool is_welcome;
     bool is_refused;
-    bool is_leaving; /* it is us who hang up */
+    bool is_leaving;     /* it is us who hang up */
     bool is_stuck;       /* a reply did not go out: the connection is given up */
     struct socket *work; /* DEALER */
     uint64_t data_route, work_route;
