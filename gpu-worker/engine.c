@@ -9,106 +9,6 @@
 
 #include "common/clock.h"
 
-/* ---- queues ---- */
-
-static void push(struct command_queue *queue, struct engine_command *command)
-{
-    command->next = NULL;
-    if (queue->last == NULL)
-        queue->first = command;
-    else
-        queue->last->next = command;
-    queue->last = command;
-}
-
-static struct engine_command *pop(struct engine *engine, struct command_queue *queue)
-{
-    pthread_mutex_lock(&engine->lock);
-    struct engine_command *command = queue->first;
-    if (command != NULL) {
-        queue->first = command->next;
-        if (queue->first == NULL)
-            queue->last = NULL;
-    }
-    pthread_mutex_unlock(&engine->lock);
-    return command;
-}
-
-static void ring(int fd)
-{
-    uint64_t one = 1;
-    if (write(fd, &one, sizeof(one)) < 0)
-        return; /* full: it is readable already */
-}
-
-static void command_free(struct engine_command *command)
-{
-    if (command->kind == ENGINE_STORE_UP && command->fd >= 0)
-        close(command->fd);
-    run_request_free(command->request);
-    free(command);
-}
-
-void engine_command(struct engine *engine, struct engine_command *command)
-{
-    pthread_mutex_lock(&engine->lock);
-    push(command->kind < ENGINE_RUN ? &engine->control : &engine->work, command);
-    pthread_mutex_unlock(&engine->lock);
-    ring(engine->wake_fd);
-}
-
-struct engine_event *engine_event_free(struct engine_event *event)
-{
-    if (event == NULL)
-        return NULL;
-    if (event->fd >= 0)
-        close(event->fd);
-    run_logprobs_fini(&event->logprobs);
-    free(event->text);
-    free(event);
-    return NULL;
-}
-
-struct engine_event *engine_event(struct engine *engine)
-{
-    pthread_mutex_lock(&engine->lock);
-    struct engine_event *event = engine->first_event;
-    if (event != NULL) {
-        engine->first_event = event->next;
-        if (engine->first_event == NULL)
-            engine->last_event = NULL;
-    }
-    pthread_mutex_unlock(&engine->lock);
-    return event;
-}
-
-struct engine_event *engine_new_event(struct engine *engine, enum engine_event_kind kind, const struct run *run)
-{
-    struct engine_event *event = calloc(1, sizeof(*event));
-    if (event == NULL)
-        return NULL;
-    event->kind = kind;
-    event->epoch = engine->epoch;
-    event->work = run == NULL ? 0 : run->request->work;
-    event->fd = -1;
-    return event;
-}
-
-void engine_tell(struct engine *engine, struct engine_event *event)
-{
-    if (event == NULL)
-        return;
-    pthread_mutex_lock(&engine->lock);
-    event->next = NULL;
-    if (engine->last_event == NULL)
-        engine->first_event = event;
-    else
-        engine->last_event->next = event;
-    engine->last_event = event;
-    pthread_mutex_unlock(&engine->lock);
-    ring(engine->event_fd);
-}
-
 static void warn(struct engine *engine, const char *what, uint32_t store, int error)
 {
     struct engine_event *event = engine_new_event(engine, ENGINE_WARNING, NULL);
@@ -268,11 +168,11 @@ static int control(void *context)
     struct engine_command *command;
     int result = 0;
     atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
-    while ((command = pop(engine, &engine->control)) != NULL) {
+    while ((command = engine_pop(engine, &engine->control)) != NULL) {
         int r = control_command(engine, command);
         if (r < 0)
             result = r;
-        command_free(command);
+        engine_command_free(command);
     }
     return result;
 }
@@ -280,7 +180,7 @@ static int control(void *context)
 static void work(struct engine *engine)
 {
     struct engine_command *command;
-    while ((command = pop(engine, &engine->work)) != NULL) {
+    while ((command = engine_pop(engine, &engine->work)) != NULL) {
         switch (command->kind) {
         case ENGINE_RUN:
             if (command->epoch == engine->epoch) {
@@ -307,7 +207,7 @@ static void work(struct engine *engine)
         default:
             break;
         }
-        command_free(command);
+        engine_command_free(command);
     }
 }
 
@@ -552,8 +452,9 @@ struct engine *engine_free(struct engine *engine)
         }
     }
     struct engine_command *command;
-    while ((command = pop(engine, &engine->control)) != NULL || (command = pop(engine, &engine->work)) != NULL)
-        command_free(command);
+    while ((command = engine_pop(engine, &engine->control)) != NULL ||
+           (command = engine_pop(engine, &engine->work)) != NULL)
+        engine_command_free(command);
     struct engine_event *event;
     while ((event = engine_event(engine)) != NULL)
         engine_event_free(event);

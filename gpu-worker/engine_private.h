@@ -1,4 +1,4 @@
-/* engine_private.h - the engine's state, shared by engine.c and engine_run.c only. */
+/* engine_private.h - the engine's state, shared by engine.c and the files beside it named engine_... only. */
 #pragma once
 
 #include <pthread.h>
@@ -36,6 +36,11 @@ struct engine {
     _Atomic(const char *) phase;
 };
 
+/* engine_queue.c */
+
+/* The oldest command, now the caller's; NULL: none. */
+struct engine_command *engine_pop(struct engine *engine, struct command_queue *queue);
+void engine_command_free(struct engine_command *command);
 /* Tells an event; takes it (NULL: nothing, out of memory is the only loss and fails the run). */
 void engine_tell(struct engine *engine, struct engine_event *event);
 struct engine_event *engine_new_event(struct engine *engine, enum engine_event_kind kind, const struct run *run);
