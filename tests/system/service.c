@@ -96,6 +96,19 @@ void service_launch(struct service *service, const char *const *arguments, const
     assert_int_equal(hcattn_open(&config, &service->client, NULL), 0);
 }
 
+/* Are the supervisors registered as well, which may come a moment after their processes? */
+static bool is_supervised(struct service *service)
+{
+    struct hcattn_stats stats = {0};
+    if (hcattn_stats(service->client, 1000, &stats, NULL) < 0)
+        return false;
+    bool all = true;
+    for (size_t i = 0; i < stats.n_processes; i++)
+        all &= stats.processes[i].n_starts > 0 || strcmp(stats.processes[i].program, "hc-coordinator") == 0;
+    hcattn_stats_free(&stats);
+    return all;
+}
+
 void service_wait_ready(struct service *service)
 {
     uint64_t deadline = clock_deadline_us((uint64_t)START_S * 1000000);
@@ -105,7 +118,7 @@ void service_wait_ready(struct service *service)
             service->pid = 0;
             give_up(service, "the service ended while starting");
         }
-        if (hcattn_health(service->client, 1000, &health, NULL) == 0 && health.ready)
+        if (hcattn_health(service->client, 1000, &health, NULL) == 0 && health.ready && is_supervised(service))
             return;
         clock_sleep_us(50000);
     }
