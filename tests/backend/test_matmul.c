@@ -126,7 +126,11 @@ static void any_input_within_the_noise_of_16_bits(void **state)
 static void bits_do_not_depend_on_the_batch(void **state)
 {
     const struct fixture *fixture = *state;
+#ifdef HCATTN_SANITIZED
+    static const uint32_t steps[] = {3, 33}; /* memory is what these builds look at; all of it takes them minutes */
+#else
     static const uint32_t steps[] = {1, 2, 3, 4, 7, 33, 64, 65};
+#endif
     for (size_t k = 0; k < FIXTURE_N_TYPES; k++) {
         for (size_t s = 0; s < N_SHAPES; s++) {
             if (!fits(fixture_types[k], s) || shapes[s].n_columns > 256)

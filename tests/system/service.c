@@ -225,7 +225,8 @@ static int take_accepted(void *context, const struct hcattn_accepted *accepted)
         return 0;
     answer->n_prompt = (uint32_t)accepted->n_prompt_ids;
     answer->prompt_ids = calloc(accepted->n_prompt_ids + 1, sizeof(uint32_t));
-    memcpy(answer->prompt_ids, accepted->prompt_ids, accepted->n_prompt_ids * sizeof(uint32_t));
+    if (accepted->n_prompt_ids > 0)
+        memcpy(answer->prompt_ids, accepted->prompt_ids, accepted->n_prompt_ids * sizeof(uint32_t));
     return 0;
 }
 
