@@ -92,22 +92,24 @@ static void check(void **state, const char *const *arguments, size_t max_prompt,
     struct service service;
     struct difference difference = {0};
     service_start(&service, arguments, NULL);
-    for (size_t i = 0; i < json_array_size(golden->continuations); i += stride) {
+    size_t n = json_array_size(golden->continuations);
+    for (size_t i = 0; i < n; i++) {
         const json_t *entry = json_array_get(golden->continuations, i);
-        if (json_array_size(json_object_get(entry, "prompt_ids")) <= max_prompt)
+        bool chosen = i % stride == 0 || i + 1 == n; /* the last one is the long one */
+        if (chosen && json_array_size(json_object_get(entry, "prompt_ids")) <= max_prompt)
             compare(entry, service.client, max_tokens, &difference);
     }
     service_stop(&service);
     double mean = difference.sum / (double)difference.n;
     print_message("%llu log-probabilities, mean difference %.5f; %u continuations parted at a near tie\n",
                   (unsigned long long)difference.n, mean, difference.n_parted);
-    assert_true(difference.n >= 48);
+    assert_true(difference.n >= 32);
     assert_true(mean <= max_mean);
 }
 
 static void cpu_back_end(void **state)
 {
-    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", NULL}, SIZE_MAX, 1, 64);
+    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", NULL}, SIZE_MAX, 2, 64);
 }
 
 static void reference_back_end(void **state)
