@@ -124,6 +124,7 @@ int step_send(struct step *step, uint32_t layer);    /* plans the calls and send
 int step_collect(struct step *step, uint32_t layer); /* until all are answered */
 void step_release(struct step *step);                /* slots, once the partials have been read */
 /* step_attention.c */
+float step_scale(const struct step *step);           /* multiplies q . k, here and in the stores alike */
 void step_exact(struct step *step, uint32_t layer);  /* decode rows: partials over the exact set */
 void step_direct(struct step *step, uint32_t layer); /* decode rows: lanes from the mapped segments */
 void step_merge(struct step *step);                  /* decode rows: exact set and lanes -> attention */

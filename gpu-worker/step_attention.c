@@ -7,7 +7,7 @@
 #include "gpu-worker/policy/exact_set.h"
 #include "gpu-worker/step.h"
 
-static float attention_scale(const struct step *step)
+float step_scale(const struct step *step)
 {
     return 1.0f / sqrtf((float)step->shape.head_dim);
 }
@@ -51,7 +51,7 @@ void step_exact(struct step *step, uint32_t layer)
             n_pieces += n;
         }
     }
-    step->network->ops->attend(step->network->backend, step->items, n_items, d, attention_scale(step));
+    step->network->ops->attend(step->network->backend, step->items, n_items, d, step_scale(step));
 }
 
 /* ---- transport direct: what the stores would answer, computed on their mapped segments ---- */
@@ -97,7 +97,7 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
 
 void step_direct(struct step *step, uint32_t layer)
 {
-    struct direct_job job = {.step = step, .layer = layer, .scale = attention_scale(step)};
+    struct direct_job job = {.step = step, .layer = layer, .scale = step_scale(step)};
     if (step->n_decode > 0)
         pool_run(step->pool, step->n_rows * step->shape.n_kv_heads * LAYOUT_N_LANES, direct_lane, &job);
 }
@@ -244,7 +244,7 @@ static void attend_tile(struct step *step, const struct tile *tile, uint32_t lay
             run_fail(tile->run, -ESTALE, "a block of the session is not in its store any more");
             return;
         }
-    step->network->ops->attend(step->network->backend, step->items, items.n_items, d, attention_scale(step));
+    step->network->ops->attend(step->network->backend, step->items, items.n_items, d, step_scale(step));
     struct tile_job job = {.step = step, .tile = tile};
     pool_run(step->pool, tile->n, merge_position, &job);
 }

@@ -1,7 +1,6 @@
 /* step_request.c - the stores' part of a layer: one request per store, sent, answered, and sent again when a store is lost. */
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -226,7 +225,7 @@ static int put_items(struct step *step, struct payload *payload, struct step_cal
                 .first_run = n_runs,
                 .n_runs = n,
                 .lanes = lanes,
-                .scale = 1.0f / sqrtf((float)d),
+                .scale = step_scale(step),
                 .result_offset = payload_result(payload, result),
             };
             call->item_row[n_items] = i;

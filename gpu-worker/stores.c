@@ -140,14 +140,6 @@ struct store *stores_get(struct stores *stores, uint32_t number)
     return number < STORES_MAX ? stores->stores[number] : NULL;
 }
 
-struct store *stores_by_route(struct stores *stores, uint64_t route)
-{
-    for (uint32_t i = 0; i < STORES_MAX; i++)
-        if (stores->stores[i] != NULL && stores->stores[i]->route == route)
-            return stores->stores[i];
-    return NULL;
-}
-
 int stores_take_slot(struct store *store, uint64_t request, uint32_t *ret_slot)
 {
     for (uint32_t i = 0; i < STORES_N_SLOTS; i++) {

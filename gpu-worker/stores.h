@@ -65,8 +65,6 @@ void stores_all_down(struct stores *stores);
 
 /* NULL: unknown number. */
 struct store *stores_get(struct stores *stores, uint32_t number);
-/* The store whose route this is; NULL: none. */
-struct store *stores_by_route(struct stores *stores, uint64_t route);
 
 /* A slot for `request`; -EAGAIN: none is free (quarantined ones that were answered meanwhile are taken back first). */
 int stores_take_slot(struct store *store, uint64_t request, uint32_t *ret_slot);
