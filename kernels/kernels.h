@@ -7,7 +7,8 @@
  *            For one table the result for a query does not depend on which other queries, heads or blocks
  *            are computed by the same call: bits are equal whatever the batch.
  *
- * Words      row: K and V of one token, layer and KV head, stored as [K head_dim | V head_dim].
+ * Words      row: K and V of one token, layer and KV head, as its codec stores them (proto/layout.h: enum row_codec has the
+ *            same numbers as enum kernels_rows).
  *            partial: [max, sum, out[head_dim]] of a softmax over some tokens, un-normalised:
  *            max = largest score, sum = sum of exp(score - max), out = sum of exp(score - max) * v.
  *            An empty partial is [-INFINITY, 0, 0...]. FlashAttention / FlashDecoding; merge by log-sum-exp.
@@ -21,6 +22,8 @@
 #define KERNELS_MAX_HEAD_DIM             256
 #define KERNELS_PARTIAL_FLOATS(head_dim) (2u + (head_dim))
 
+enum kernels_rows { KERNELS_ROWS_F16 = 1, KERNELS_ROWS_Q8_0 = 2 };
+
 enum kernels_isa { KERNELS_ISA_AUTO, KERNELS_ISA_PLAIN, KERNELS_ISA_AVX2, KERNELS_ISA_AVX512, KERNELS_N_ISA };
 
 struct kernels {
@@ -28,16 +31,28 @@ struct kernels {
     const char *name; /* "plain", "avx2", "avx512" */
 
     /*
-     * Attention of n_queries queries over one block of up to 64 f16 rows, merged into their partials.
+     * Attention of n_queries queries over one block of up to 64 rows, merged into their partials.
      *   q         [n_queries][head_dim], not scaled
-     *   rows      [64][K|V] f16, contiguous: 2 * 2 * head_dim bytes a row; rows outside every mask are not read
+     *   rows      [64] rows, contiguous; rows outside every mask are not read
      *   masks     [n_queries]: bit j set = token j of the block is attended to by that query; 0 leaves its partial as it is
      *   scale     multiplies q . k (1 / sqrt(head_dim))
      *   partials  [n_queries][2 + head_dim], in and out: the block's own partial is computed first, then merged by
      *             the same arithmetic as partial_merge
      */
-    void (*attend_block)(const float *q, uint32_t n_queries, uint32_t head_dim, const uint16_t *rows,
-                         const uint64_t *masks, float scale, float *partials);
+    void (*attend_block)(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
+                         const void *rows, const uint64_t *masks, float scale, float *partials);
+
+    /* The same over n_rows (1 .. 64) rows that lie anywhere, for all queries: as a block of just these rows. */
+    void (*attend_rows)(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
+                        const void *const *rows, uint32_t n_rows, float scale, float *partials);
+
+    /* sums [n_queries][1 + head_dim] += weight x (1, V) over n_rows rows; weights [n_queries][weights_stride]. */
+    void (*weigh_rows)(uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec, const void *const *rows,
+                       uint32_t n_rows, const float *weights, size_t weights_stride, float *sums);
+
+    /* sums [n_queries][1 + head_dim] += mass x (1, v_sums / 64); masses [n_queries], one block's. */
+    void (*weigh_mean)(uint32_t n_queries, uint32_t head_dim, const float *v_sums, const float *masses,
+                       size_t masses_stride, float *sums);
 
     /* into <- merge(into, from); either may be empty. Both [2 + head_dim]. */
     void (*partial_merge)(float *into, const float *from, uint32_t head_dim);
@@ -49,13 +64,47 @@ struct kernels {
     void (*f16_encode)(const float *from, size_t n, uint16_t *to);
     void (*f16_decode)(const uint16_t *from, size_t n, float *to);
 
+    /* k, v [head_dim] f32 -> one row, and the keys of n_rows contiguous rows -> f32 [n_rows][head_dim]. */
+    void (*encode_row)(const float *k, const float *v, uint32_t head_dim, enum kernels_rows codec, void *row);
+    void (*decode_keys)(const void *rows, uint32_t n_rows, uint32_t head_dim, enum kernels_rows codec, float *keys);
+
     /* Sums of K and of V over the n_tokens rows of a block, in token order: sums is [K|V][head_dim] f32. */
-    void (*block_sums)(const uint16_t *rows, uint32_t n_tokens, uint32_t head_dim, float *sums);
+    void (*block_sums)(const void *rows, uint32_t n_tokens, uint32_t head_dim, enum kernels_rows codec, float *sums);
 
     /* scores[n_keys] = scale * (q . k_j), keys [n_keys][head_dim] f16 contiguous. */
     void (*score_f16)(const float *q, uint32_t head_dim, const uint16_t *keys, uint32_t n_keys, float scale,
                       float *scores);
 };
+
+/* Bytes of a row: as layout_row_bytes(). */
+size_t kernels_row_bytes(uint32_t head_dim, enum kernels_rows codec);
+
+/*
+ * What a step asks over the blocks of one lane, for the query heads of one KV head: the one definition of what a value-store
+ * computes (and of what transport direct computes in its place).
+ *
+ * Selected rows, in order of blocks and tokens: a block with at least KERNELS_DENSE_ROWS selected rows is attended to as a
+ * block of its own (so that reading everything gives the bits of a prefill); rows of other blocks are gathered in order and
+ * attended to 64 at a time, the rest at the end of the lane. With `weights` the rows are summed with the weights given.
+ * Then the tail of all blocks, as one partial (reference, sum of masses, sum of masses x mean V), is merged.
+ */
+#define KERNELS_DENSE_ROWS 32
+struct kernels_lane {
+    uint32_t n_queries, head_dim, n_blocks;
+    enum kernels_rows codec;
+    const float *q; /* [n_queries][head_dim]; NULL with weights */
+    float scale;
+    const void *const *rows;    /* [n_blocks]: 64 contiguous rows of the KV head in each block */
+    const float *const *v_sums; /* [n_blocks]: [head_dim], sums of V over 64 tokens; NULL without masses */
+    const uint64_t *masks;      /* [n_blocks] */
+    const float *masses;        /* [n_queries][masses_stride], first of them of the lane's first block; NULL: no tail */
+    size_t masses_stride;
+    const float *weights; /* [n_queries][weights_stride], first of them of the lane's first selected row; NULL: from q . K */
+    size_t weights_stride;
+    const float *references; /* [n_queries]; NULL without masses and weights */
+};
+/* partials [n_queries][2 + head_dim], out; empty where nothing has weight. */
+void kernels_attend_lane(const struct kernels *kernels, const struct kernels_lane *lane, float *partials);
 
 /* The table for an instruction set; AUTO = the best this CPU has. NULL: this CPU (or build) does not have it. */
 const struct kernels *kernels_get(enum kernels_isa isa);

@@ -13,7 +13,7 @@ int layout_check_shape(const struct row_shape *shape)
         return -EINVAL;
     if (shape->head_dim == 0 || shape->head_dim > MAX_HEAD_DIM || shape->head_dim % 2 != 0)
         return -EINVAL;
-    return shape->codec == ROW_CODEC_F16 ? 0 : -EINVAL;
+    return shape->codec == ROW_CODEC_F16 || shape->codec == ROW_CODEC_Q8_0 ? 0 : -EINVAL;
 }
 
 int layout_check_segment(const void *mapping, uint64_t n_bytes)
@@ -47,7 +47,7 @@ int layout_check_exchange(const void *mapping, uint64_t n_bytes)
         return -EPROTO;
     if (header->magic != EXCHANGE_MAGIC || header->layout != LAYOUT_VERSION || header->n_bytes != n_bytes)
         return -EPROTO;
-    if (header->n_slots == 0 || header->request_bytes < LAYOUT_PAGE_BYTES || header->reply_bytes < LAYOUT_PAGE_BYTES ||
+    if (header->n_slots == 0 || header->n_slots > EXCHANGE_MAX_SLOTS || header->request_bytes < LAYOUT_PAGE_BYTES || header->reply_bytes < LAYOUT_PAGE_BYTES ||
         header->request_bytes % LAYOUT_PAGE_BYTES != 0 || header->reply_bytes % LAYOUT_PAGE_BYTES != 0)
         return -EPROTO;
     uint64_t slot_bytes = (uint64_t)header->request_bytes + header->reply_bytes;

@@ -9,7 +9,7 @@
  *
  * Words      block: 64 tokens x every layer x every KV head. Handle: index + generation of a block in one store.
  *            number: position of a block in its session (token t lies in block t / 64). Lane: number mod 12.
- *            id: a token id in the journal; row: K and V of one token, layer and KV head, [K head_dim | V head_dim].
+ *            id: a token id in the journal; row: K and V of one token, layer and KV head, [K | V] as the row codec has it.
  */
 #pragma once
 
@@ -18,7 +18,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LAYOUT_VERSION      1u
+#include "common/bell.h"
+
+#define LAYOUT_VERSION      2u
 #define LAYOUT_BLOCK_TOKENS 64u
 #define LAYOUT_N_LANES      12u
 #define LAYOUT_N_SINKS      4u
@@ -33,7 +35,14 @@
 #define REQUEST_MAGIC  0x51524348u /* "HCRQ" */
 #define REPLY_MAGIC    0x50524348u /* "HCRP" */
 
-enum row_codec { ROW_CODEC_F16 = 1 };
+/*
+ * How a row keeps its numbers. Every consumer of a row sees it as its codec decodes it.
+ *     f16    [K head_dim | V head_dim], half precision
+ *     q8_0   [K int8 head_dim | V int8 head_dim | K scales | V scales]; one f16 scale a group of 32 numbers (the last may be
+ *            shorter); number = int8 x scale; scale = largest magnitude / 127, rounded to f16
+ */
+enum row_codec { ROW_CODEC_F16 = 1, ROW_CODEC_Q8_0 = 2 };
+#define LAYOUT_Q8_GROUP 32u
 
 /* All that a store knows of a model. */
 struct row_shape {
@@ -118,11 +127,13 @@ static_assert(sizeof(struct block_header) <= LAYOUT_PAGE_BYTES, "a block header 
 
 /*
  * A block: header page; sums f32 [layer][kv_head][K|V][head_dim] (valid for a layer once its 64 rows are there);
- * rows [layer][kv_head][64][K|V], so that the rows a KV head selects are contiguous runs.
+ * rows [layer][kv_head][64][layout_row_bytes], so that the rows a KV head selects are contiguous runs.
  */
 static inline uint64_t layout_row_bytes(const struct row_shape *shape)
 {
-    return (uint64_t)shape->head_dim * 2 * 2;
+    uint64_t groups = (shape->head_dim + LAYOUT_Q8_GROUP - 1) / LAYOUT_Q8_GROUP;
+    return shape->codec == ROW_CODEC_Q8_0 ? 2 * ((uint64_t)shape->head_dim + 2 * groups)
+                                          : (uint64_t)shape->head_dim * 2 * 2;
 }
 static inline uint64_t layout_head_rows_bytes(const struct row_shape *shape)
 {
@@ -179,13 +190,44 @@ struct exchange_header {
     uint64_t n_bytes;
     uint64_t worker; /* incarnations of the pair */
     uint64_t store;
-    uint32_t n_slots;
+    uint32_t n_slots;       /* 1 .. EXCHANGE_MAX_SLOTS */
     uint32_t request_bytes; /* of one slot's request area, multiple of 4096 */
     uint32_t reply_bytes;   /* of one slot's reply area, multiple of 4096 */
     _Atomic uint32_t ready;
     uint8_t padding[16];
 };
 static_assert(sizeof(struct exchange_header) == 64, "raise LAYOUT_VERSION");
+
+#define EXCHANGE_MAX_SLOTS 16u
+
+/*
+ * The ring of an exchange, in its header page: descriptors that do not go through the coordinator, once it has granted that
+ * (RingGrant). The worker writes what to serve into the slot's post, `request` last with release order, and rings `requests`.
+ * The store serves posts whose request it has not served yet, oldest id first, exactly as if a descriptor had come; the reply's
+ * `answered` says that it is done; then it rings `replies`. A slot's post is not written again before that (quarantine as ever).
+ */
+struct ring_post {
+    _Atomic uint64_t request; /* id; 0: nothing was ever posted here */
+    uint32_t n_bytes;
+    uint32_t padding;
+};
+static_assert(sizeof(struct ring_post) == 16, "raise LAYOUT_VERSION");
+
+struct exchange_ring {
+    _Atomic uint32_t serving; /* by the store: 1 while it takes posts */
+    uint8_t padding[60];
+    struct bell requests; /* rung by the worker */
+    struct bell replies;  /* rung by the store */
+    struct ring_post posts[EXCHANGE_MAX_SLOTS];
+};
+static_assert(sizeof(struct exchange_ring) == 192 + EXCHANGE_MAX_SLOTS * 16, "raise LAYOUT_VERSION");
+#define EXCHANGE_RING_OFFSET 1024u
+static_assert(EXCHANGE_RING_OFFSET + sizeof(struct exchange_ring) <= LAYOUT_PAGE_BYTES, "the ring lies in the header page");
+
+static inline struct exchange_ring *layout_ring(void *exchange)
+{
+    return (struct exchange_ring *)((uintptr_t)exchange + EXCHANGE_RING_OFFSET);
+}
 
 static inline uint64_t layout_request_offset(const struct exchange_header *exchange, uint32_t slot)
 {
@@ -203,63 +245,69 @@ struct request_header {
     uint32_t magic;
     uint32_t n_bytes; /* of the request, this header included */
     uint64_t request; /* id; equal to the descriptor's */
-    uint32_t layer;
+    uint32_t layer;   /* of the items */
     uint32_t n_appends;
     uint32_t n_items;
-    uint32_t n_runs;
+    uint32_t n_blocks;
     uint32_t n_fetches;
     uint32_t appends_offset; /* struct append_entry [n_appends] */
     uint32_t items_offset;   /* struct aggregate_item [n_items] */
-    uint32_t runs_offset;    /* struct mask_run [n_runs] */
+    uint32_t blocks_offset;  /* struct block_handle [n_blocks] */
     uint32_t fetches_offset; /* struct fetch_entry [n_fetches] */
     uint32_t padding[3];
 };
 static_assert(sizeof(struct request_header) == 64, "raise LAYOUT_VERSION");
 
-#define APPEND_IDS  1u /* ids of the tokens come with it (layer 0, or ids alone) */
+#define APPEND_IDS  1u /* ids of the tokens come with it (the layer that comes first, or ids alone) */
 #define APPEND_ROWS 2u /* rows of `layer` come with it */
 
 /*
- * New tokens of one block. Appending is idempotent: ids and rows that are there already are skipped (ids must be equal),
- * since a repeated step computes the same bits. A gap is refused.
+ * New tokens of one block and layer. Appending is idempotent: ids and rows that are there already are skipped (ids must be
+ * equal), since a repeated step computes the same bits. A gap is refused. A request may carry several layers.
  */
 struct append_entry {
     uint64_t session;
     struct block_handle handle;
+    uint32_t layer;
     uint32_t first_token; /* in the block */
     uint32_t n_tokens;
     uint32_t flags;
     uint32_t ids_offset;  /* uint32_t [n_tokens] */
-    uint32_t rows_offset; /* [n_tokens][kv_head][K|V] as the row codec encodes them */
-    uint32_t padding;
+    uint32_t rows_offset; /* [n_tokens][kv_head][layout_row_bytes] */
 };
 static_assert(sizeof(struct append_entry) == 40, "raise LAYOUT_VERSION");
 
-enum aggregate_mode { AGGREGATE_RESCORE = 1 };
+enum aggregate_mode {
+    AGGREGATE_RESCORE = 1, /* exact softmax over the selected, from q . K */
+    AGGREGATE_WEIGHTS = 2, /* sum of the selected with the weights given (HCAttention as published) */
+};
 
-/* Sum over selected rows of one session and KV head, for the query heads of that KV head. */
+/*
+ * Sum over selected rows of one session and KV head, for the query heads of that KV head; a partial per lane.
+ * A lane's partial: the selected of its blocks in order (kernels_lane), then its tail - for each block the approximate mass of
+ * what was not selected times the mean value of the block's 64 tokens - merged into it.
+ * Masses and weights are exp(score - reference), one reference a query.
+ */
 struct aggregate_item {
     uint64_t session;
     uint32_t kv_head;
     uint32_t mode;
     uint32_t n_queries;
-    uint32_t q_offset;  /* f32 [n_queries][head_dim] */
-    uint32_t first_run; /* items may share runs */
-    uint32_t n_runs;
-    uint32_t lanes;         /* bit per lane that the runs touch; runs are in order of lane, then of block number */
-    float scale;            /* multiplies q . K */
-    uint32_t result_offset; /* f32 [lane of `lanes`, ascending][n_queries][2 + head_dim]: one partial per lane */
-    uint32_t padding;
+    uint32_t q_offset;    /* rescore: f32 [n_queries][head_dim] */
+    uint32_t first_block; /* into the request's blocks; items may share them */
+    uint32_t n_blocks;    /* in order of lane, then of block number */
+    uint32_t lanes;       /* bit per lane that the blocks touch */
+    uint32_t masks_offset;      /* uint64_t [n_blocks]: bit j = token j of the block is selected; may be 0 */
+    uint32_t masses_offset;     /* f32 [n_queries][n_blocks]; 0: no tail */
+    uint32_t weights_offset;    /* mode weights: f32 [n_queries][n_weights], the selected in order of blocks and tokens */
+    uint32_t n_weights;         /* mode weights: bits of the masks; else 0 */
+    uint32_t references_offset; /* f32 [n_queries]; 0: no tail and no weights */
+    uint32_t result_offset;     /* f32 [lane of `lanes`, ascending][n_queries][2 + head_dim] */
+    float scale;                /* multiplies q . K */
 };
-static_assert(sizeof(struct aggregate_item) == 48, "raise LAYOUT_VERSION");
+static_assert(sizeof(struct aggregate_item) == 64, "raise LAYOUT_VERSION");
 
-struct mask_run {
-    struct block_handle handle;
-    uint64_t mask; /* bit j: token j of the block */
-};
-static_assert(sizeof(struct mask_run) == 16, "raise LAYOUT_VERSION");
-
-/* Give rows back: result is [n_tokens][K|V] of one layer and KV head. */
+/* Give rows back: result is [n_tokens][layout_row_bytes] of one layer and KV head. */
 struct fetch_entry {
     uint64_t session;
     struct block_handle handle;

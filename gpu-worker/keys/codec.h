@@ -3,7 +3,11 @@
  *
  * Owner      constant tables. Threads: any.
  * Invariant  a block is quantized once, when it leaves the window, from its sealed rows: the bytes are a pure function of
- *            the block, which is what makes a rebuilt key cache equal to the lost one.
+ *            the block, which is what makes a rebuilt key cache equal to the lost one - byte for byte, on every
+ *            instruction set. For one instruction set a score does not depend on the other queries or tiles of the call.
+ *
+ * Words      tile: the 64 keys of one block, layer and KV head, in the codec's form.
+ *            side: what a tile needs besides (the scale of the block's mean key); kept apart so that tiles stay aligned.
  */
 #pragma once
 
@@ -11,17 +15,26 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "proto/policy.h"
 
 struct key_codec {
     const char *name;
-    /* Bytes of one block (64 keys) of one layer and KV head. */
-    size_t (*block_bytes)(uint32_t head_dim);
-    /* rows [64][K|V] f16 -> keys */
-    void (*quantize)(const struct kernels *kernels, const uint16_t *rows, uint32_t head_dim, void *keys);
-    /* scores [64] = scale * (q . k^_j) */
-    void (*score)(const struct kernels *kernels, const float *q, uint32_t head_dim, const void *keys, float scale,
-                  float *scores);
+    size_t (*tile_bytes)(uint32_t head_dim); /* a multiple of 64 */
+
+    /* keys [64][head_dim] f32, as the row codec decodes them -> tile (64-byte aligned) and side */
+    void (*quantize)(const struct kernels *kernels, const float *keys, uint32_t head_dim, void *tile, float *ret_side);
+
+    /* What score() needs of the queries of one KV head (n_queries <= KEY_CODEC_MAX_QUERIES), computed once a step. */
+    size_t (*query_bytes)(uint32_t head_dim, uint32_t n_queries);
+    void (*prepare)(const struct kernels *kernels, const float *q, uint32_t n_queries, uint32_t head_dim, float scale,
+                    void *query);
+
+    /* scores [n_queries][stride]: 64 for each of n_tiles consecutive tiles = scale * (q . k^_j) */
+    void (*score)(const struct kernels *kernels, const void *query, uint32_t n_queries, uint32_t head_dim,
+                  const void *tiles, const float *sides, uint32_t n_tiles, float *scores, size_t stride);
 };
 
-/* Keys as the rows have them: 64 consecutive keys of head_dim f16. */
-extern const struct key_codec codec_f16;
+#define KEY_CODEC_MAX_QUERIES 64u
+
+/* NULL for POLICY_CODEC_NONE. */
+const struct key_codec *key_codec_find(enum policy_codec codec);
