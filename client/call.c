@@ -49,6 +49,7 @@ struct wait {
     uint64_t health_epoch; /* attempts sent when it was asked */
     uint64_t judged_epoch; /* last attempt that a health reply was about */
     uint64_t health_at_us;
+    uint64_t stats_id; /* of the last Stats, for calls that want them; 0: none asked */
 
     bool cancelling;
     uint64_t cancel_until_us;
@@ -114,6 +115,17 @@ static int send_health(struct wait *wait)
         wait->health_epoch = wait->epoch;
     }
     return error;
+}
+
+static void send_stats(struct wait *wait)
+{
+    Hcattn__Stats stats = HCATTN__STATS__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    request.request_id = random_u64();
+    request.request_case = HCATTN__REQUEST__REQUEST_STATS;
+    request.stats = &stats;
+    if (send_request(wait->client, &request) == 0)
+        wait->stats_id = request.request_id;
 }
 
 static void send_cancel(struct wait *wait)
@@ -253,6 +265,11 @@ static int take_error(struct wait *wait, const Hcattn__Error *message)
     return 1;
 }
 
+static int stopped(const struct wait *wait)
+{
+    return call_fail(wait->error, HCATTN_CANCELLED, "stopped by the caller");
+}
+
 /* As judge_health(). */
 static int take_reply(struct wait *wait, Hcattn__Reply *reply)
 {
@@ -262,6 +279,11 @@ static int take_reply(struct wait *wait, Hcattn__Reply *reply)
         int result = judge_health(wait, reply);
         if (result <= 0)
             return result;
+    }
+    if (reply->reply_case == HCATTN__REPLY__REPLY_STATS && wait->stats_id && reply->request_id == wait->stats_id) {
+        if (!wait->cancelling && !wait->call->on_stats(wait->call->context, reply->stats))
+            begin_cancel(wait, stopped(wait));
+        return 1;
     }
     if (reply->request_id != wait->id)
         return 1;
@@ -279,7 +301,7 @@ static int take_reply(struct wait *wait, Hcattn__Reply *reply)
     case CALL_FINISHED:
         return 0;
     case CALL_STOPPED:
-        begin_cancel(wait, call_fail(wait->error, HCATTN_CANCELLED, "stopped by the caller"));
+        begin_cancel(wait, stopped(wait));
         return 1;
     case CALL_OUT_OF_STEP:
         if (wait->to_send)
@@ -391,6 +413,8 @@ static int run_locked(struct wait *wait)
         }
         if (now >= wait->health_at_us) {
             int error = send_health(wait);
+            if (!error && wait->call->on_stats && !wait->cancelling)
+                send_stats(wait);
             wait->health_at_us = clock_deadline_us(error ? SEND_RETRY_US : HEALTH_PERIOD_US);
         }
         struct socket_item items[] = {

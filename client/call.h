@@ -49,6 +49,8 @@ struct call {
     /* Before the request is sent again: what is to change in it (resume_from ...). `lost`: another coordinator answers now.
      * false: it cannot be sent again. NULL: it is the same each time. */
     bool (*prepare_again)(void *context, bool lost);
+    /* Told about once a second what the service says of itself; false ends the call as CALL_STOPPED does. NULL: not asked. */
+    bool (*on_stats)(void *context, const Hcattn__StatsReply *stats);
     void *context;
     uint32_t timeout_ms; /* 0: none */
 };

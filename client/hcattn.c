@@ -1,7 +1,8 @@
-/* hcattn.c - see hcattn.h: the calls that are one question and one answer, and the client itself. */
+/* hcattn.c - see hcattn.h: the client itself, text, the service; sessions are in hcattn_sessions.c. */
 #include "client/hcattn.h"
 #include "client/call.h"
 #include "client/message.h"
+#include "client/question.h"
 #include "client/stream.h"
 #include "common/options.h"
 #include "common/random.h"
@@ -126,91 +127,6 @@ void hcattn_cancel(struct hcattn *client)
 
 /* ---- one question, one answer ---- */
 
-struct answer {
-    Hcattn__Reply__ReplyCase wanted;
-    Hcattn__Reply *reply;
-    bool again; /* the question was sent more than once */
-};
-
-static enum call_step keep_answer(void *context, Hcattn__Reply *reply)
-{
-    struct answer *answer = context;
-    if (reply->reply_case != answer->wanted)
-        return CALL_MALFORMED;
-    answer->reply = reply;
-    return CALL_KEPT;
-}
-
-static bool note_again(void *context, bool lost)
-{
-    struct answer *answer = context;
-    (void)lost;
-    answer->again = true;
-    return true;
-}
-
-/* On success answer->reply is the caller's to free. */
-static int ask(struct hcattn *client, struct call *call, struct answer *answer, struct hcattn_error *ret_error)
-{
-    call->on_reply = keep_answer;
-    call->prepare_again = note_again;
-    call->context = answer;
-    return call_run(client, call, ret_error);
-}
-
-int hcattn_open_session(struct hcattn *client, const struct hcattn_session_config *config, uint32_t timeout_ms,
-                        struct hcattn_session *ret_session, struct hcattn_error *ret_error)
-{
-    static const struct hcattn_session_config standard;
-    if (!config)
-        config = &standard;
-    Hcattn__OpenSession open = HCATTN__OPEN_SESSION__INIT;
-    /* Chosen here, so that sending it again cannot open a second one. */
-    open.session = config->session ? config->session : random_u64();
-    if (config->policy)
-        open.policy = (char *)config->policy;
-    open.exact_tokens = config->exact_tokens;
-    open.ephemeral = config->ephemeral;
-    open.idle_timeout_s = config->idle_timeout_s;
-    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
-    call.request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
-    call.request.open_session = &open;
-    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_SESSION_OPENED};
-    int error = ask(client, &call, &answer, ret_error);
-    if (error)
-        return error;
-    Hcattn__Reply *reply = answer.reply;
-    struct hcattn_session session = {.session = reply->session_opened->session, .n_ctx = reply->session_opened->n_ctx};
-    snprintf(session.policy, sizeof(session.policy), "%s", reply->session_opened->policy);
-    hcattn__reply__free_unpacked(reply, NULL);
-    *ret_session = session;
-    return 0;
-}
-
-int hcattn_close_session(struct hcattn *client, uint64_t session, uint32_t timeout_ms, uint64_t *ret_freed_bytes,
-                         struct hcattn_error *ret_error)
-{
-    Hcattn__CloseSession close_session = HCATTN__CLOSE_SESSION__INIT;
-    close_session.session = session;
-    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
-    call.request.request_case = HCATTN__REQUEST__REQUEST_CLOSE_SESSION;
-    call.request.close_session = &close_session;
-    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_SESSION_CLOSED};
-    int error = ask(client, &call, &answer, ret_error);
-    if (error == -ENOENT && answer.again) {
-        if (ret_freed_bytes) /* the first attempt has closed it */
-            *ret_freed_bytes = 0;
-        return 0;
-    }
-    if (error)
-        return error;
-    Hcattn__Reply *reply = answer.reply;
-    if (ret_freed_bytes)
-        *ret_freed_bytes = reply->session_closed->freed_bytes;
-    hcattn__reply__free_unpacked(reply, NULL);
-    return 0;
-}
-
 int hcattn_tokenize(struct hcattn *client, const struct hcattn_input *input, uint32_t timeout_ms,
                     struct hcattn_tokens *ret_tokens, struct hcattn_error *ret_error)
 {
@@ -223,12 +139,11 @@ int hcattn_tokenize(struct hcattn *client, const struct hcattn_input *input, uin
     struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
     call.request.request_case = HCATTN__REQUEST__REQUEST_TOKENIZE;
     call.request.tokenize = &tokenize;
-    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_TOKENIZED};
-    error = ask(client, &call, &answer, ret_error);
+    struct question question = {.wanted = HCATTN__REPLY__REPLY_TOKENIZED};
+    Hcattn__Reply *reply = question_ask(client, &call, &question, &error, ret_error);
     message_unset_input(&message);
     if (error)
         return error;
-    Hcattn__Reply *reply = answer.reply;
     const Hcattn__Tokenized *tokenized = reply->tokenized;
     struct hcattn_piece *pieces = NULL;
     if (tokenized->n_pieces && tokenized->n_pieces == tokenized->n_ids) {
@@ -267,11 +182,11 @@ int hcattn_detokenize(struct hcattn *client, const uint32_t *ids, size_t n_ids, 
     struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
     call.request.request_case = HCATTN__REQUEST__REQUEST_DETOKENIZE;
     call.request.detokenize = &detokenize;
-    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_DETOKENIZED};
-    int error = ask(client, &call, &answer, ret_error);
-    if (error)
+    struct question question = {.wanted = HCATTN__REPLY__REPLY_DETOKENIZED};
+    int error = 0;
+    Hcattn__Reply *reply = question_ask(client, &call, &question, &error, ret_error);
+    if (!reply)
         return error;
-    Hcattn__Reply *reply = answer.reply;
     char *text = strdup(reply->detokenized->text);
     hcattn__reply__free_unpacked(reply, NULL);
     if (!text)
@@ -287,11 +202,11 @@ int hcattn_health(struct hcattn *client, uint32_t timeout_ms, struct hcattn_heal
     struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
     call.request.request_case = HCATTN__REQUEST__REQUEST_HEALTH;
     call.request.health = &health;
-    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_HEALTH};
-    int error = ask(client, &call, &answer, ret_error);
-    if (error)
+    struct question question = {.wanted = HCATTN__REPLY__REPLY_HEALTH};
+    int error = 0;
+    Hcattn__Reply *reply = question_ask(client, &call, &question, &error, ret_error);
+    if (!reply)
         return error;
-    Hcattn__Reply *reply = answer.reply;
     *ret_health = (struct hcattn_health){
         .live = reply->health->live, .ready = reply->health->ready, .coordinator = reply->health->coordinator};
     snprintf(ret_health->sentence, sizeof(ret_health->sentence), "%s", reply->health->sentence);
@@ -319,20 +234,9 @@ static struct hcattn_process_stats process_stats(const Hcattn__ProcessStats *fro
         .n_tokens = from->n_tokens,
         .weight_bytes = from->weight_bytes,
         .incarnation = from->incarnation,
-    };
-}
-
-static struct hcattn_session_stats session_stats(const Hcattn__SessionStats *from)
-{
-    return (struct hcattn_session_stats){
-        .session = from->session,
-        .state = from->state,
-        .policy = from->policy,
-        .n_tokens = from->n_tokens,
-        .reserved_tokens = from->reserved_tokens,
-        .bytes = from->bytes,
-        .lane_store = from->lane_store.data,
-        .n_lanes = from->lane_store.len,
+        .device_budget_bytes = from->device_budget_bytes,
+        .device_bytes = from->device_bytes,
+        .n_sessions = from->n_sessions,
     };
 }
 
@@ -343,11 +247,11 @@ int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats
     struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
     call.request.request_case = HCATTN__REQUEST__REQUEST_STATS;
     call.request.stats = &stats;
-    struct answer answer = {.wanted = HCATTN__REPLY__REPLY_STATS};
-    int error = ask(client, &call, &answer, ret_error);
-    if (error)
+    struct question question = {.wanted = HCATTN__REPLY__REPLY_STATS};
+    int error = 0;
+    Hcattn__Reply *reply = question_ask(client, &call, &question, &error, ret_error);
+    if (!reply)
         return error;
-    Hcattn__Reply *reply = answer.reply;
     const Hcattn__StatsReply *from = reply->stats;
     struct hcattn_process_stats *processes = calloc(from->n_processes + 1, sizeof(*processes));
     struct hcattn_session_stats *sessions = calloc(from->n_sessions + 1, sizeof(*sessions));
@@ -360,7 +264,7 @@ int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats
     for (size_t i = 0; i < from->n_processes; i++)
         processes[i] = process_stats(from->processes[i]);
     for (size_t i = 0; i < from->n_sessions; i++)
-        sessions[i] = session_stats(from->sessions[i]);
+        sessions[i] = message_session_stats(from->sessions[i]);
     *ret_stats = (struct hcattn_stats){
         .version = from->version,
         .model = from->model,
@@ -371,6 +275,12 @@ int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats
         .device_bytes_per_token = from->device_bytes_per_token,
         .store_bytes_per_token = from->store_bytes_per_token,
         .uptime_s = from->uptime_s,
+        .exact_tokens = from->exact_tokens,
+        .n_running = from->n_running,
+        .n_queued = from->n_queued,
+        .max_queued = from->max_queued,
+        .draining = from->draining,
+        .row_codec = from->row_codec,
         .n_processes = from->n_processes,
         .processes = processes,
         .n_sessions = from->n_sessions,
@@ -388,6 +298,58 @@ void hcattn_stats_free(struct hcattn_stats *stats)
     free((void *)stats->sessions);
     hcattn__reply__free_unpacked(stats->owner, NULL);
     *stats = (struct hcattn_stats){.n_ctx = 0};
+}
+
+/* ---- operating ---- */
+
+struct progress {
+    int (*tell)(void *context, uint32_t n_running, uint32_t n_queued);
+    void *context;
+};
+
+static bool tell_progress(void *context, const Hcattn__StatsReply *stats)
+{
+    const struct progress *progress = context;
+    return progress->tell(progress->context, stats->n_running, stats->n_queued) == 0;
+}
+
+int hcattn_drain(struct hcattn *client, bool resume,
+                 int (*progress)(void *context, uint32_t n_running, uint32_t n_queued), void *context,
+                 uint32_t timeout_ms, struct hcattn_drained *ret_drained, struct hcattn_error *ret_error)
+{
+    Hcattn__Drain drain = HCATTN__DRAIN__INIT;
+    drain.resume = resume;
+    struct progress told = {.tell = progress, .context = context};
+    struct call call = {.request = HCATTN__REQUEST__INIT,
+                        .on_stats = progress ? tell_progress : NULL,
+                        .context = &told,
+                        .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_DRAIN;
+    call.request.drain = &drain;
+    struct question question = {.wanted = HCATTN__REPLY__REPLY_DRAINED};
+    int error = 0;
+    Hcattn__Reply *reply = question_ask(client, &call, &question, &error, ret_error);
+    if (!reply)
+        return error;
+    if (ret_drained)
+        *ret_drained =
+            (struct hcattn_drained){.n_finished = reply->drained->n_finished, .n_sessions = reply->drained->n_sessions};
+    hcattn__reply__free_unpacked(reply, NULL);
+    return 0;
+}
+
+int hcattn_set_transport(struct hcattn *client, const char *transport, uint32_t timeout_ms,
+                         struct hcattn_error *ret_error)
+{
+    Hcattn__SetTransport body = HCATTN__SET_TRANSPORT__INIT;
+    body.transport = (char *)transport;
+    struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
+    call.request.request_case = HCATTN__REQUEST__REQUEST_SET_TRANSPORT;
+    call.request.set_transport = &body;
+    struct question question = {.wanted = HCATTN__REPLY__REPLY_TRANSPORT_SET};
+    int error = 0;
+    hcattn__reply__free_unpacked(question_ask(client, &call, &question, &error, ret_error), NULL);
+    return error;
 }
 
 /* ---- work on a session ---- */

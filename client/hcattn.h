@@ -30,7 +30,7 @@ enum hcattn_code {
     HCATTN_NOT_FOUND = 2,        /* -ENOENT */
     HCATTN_CONTEXT_EXCEEDED = 3, /* -E2BIG: n_prompt_tokens, n_tokens, max_tokens, n_ctx */
     HCATTN_NO_MEMORY = 4,        /* -ENOMEM: bytes_asked, bytes_free */
-    HCATTN_BUSY = 5,             /* -EBUSY */
+    HCATTN_BUSY = 5,             /* -EBUSY; when the queue is full: n_queued, max_queued */
     HCATTN_UNAVAILABLE = 6,      /* -ENOTCONN; -ETIMEDOUT: the call's deadline passed */
     HCATTN_CANCELLED = 7,        /* -ECANCELED */
     HCATTN_NOT_SUPPORTED = 8,    /* -EOPNOTSUPP */
@@ -49,6 +49,8 @@ struct hcattn_error {
     uint64_t n_ctx;
     uint64_t bytes_asked;
     uint64_t bytes_free;
+    uint32_t n_queued; /* requests that wait for room */
+    uint32_t max_queued;
 };
 
 const char *hcattn_code_name(enum hcattn_code code); /* "NOT_FOUND" */
@@ -69,18 +71,24 @@ void hcattn_cancel(struct hcattn *client);
 
 /* ---- sessions ---- */
 
+/* While a session has at most `exact_tokens` tokens, all of them are kept exactly on the device; beyond, sinks and window are.
+ * Fixed when it opens. HCATTN_EXACT_NONE: never more than sinks and window. */
+#define HCATTN_EXACT_NONE  UINT32_MAX
+#define HCATTN_POLICY_SIZE 64
+
 struct hcattn_session_config {
-    uint64_t session;   /* 0: a random one */
-    const char *policy; /* NULL: the server's default */
-    uint32_t exact_tokens;
+    uint64_t session;        /* 0: a random one */
+    const char *policy;      /* grammar: proto/policy.h; NULL: the server's default */
+    uint32_t exact_tokens;   /* 0: the server's default; HCATTN_EXACT_NONE */
     bool ephemeral;          /* closed by itself when its running request cannot be delivered */
     uint32_t idle_timeout_s; /* 0: the server's default */
 };
 
 struct hcattn_session {
     uint64_t session;
-    char policy[64];
+    char policy[HCATTN_POLICY_SIZE];
     uint32_t n_ctx;
+    uint32_t exact_tokens; /* as the server counts: 0 is none */
 };
 
 /* config may be NULL. timeout_ms of every call: 0 means no deadline of its own. */
@@ -89,6 +97,90 @@ int hcattn_open_session(struct hcattn *client, const struct hcattn_session_confi
 /* ret_freed_bytes may be NULL. */
 int hcattn_close_session(struct hcattn *client, uint64_t session, uint32_t timeout_ms, uint64_t *ret_freed_bytes,
                          struct hcattn_error *ret_error);
+
+/* A new session that begins with the tokens of another: whole blocks of 64, which never change, so the source may be
+ * running. Policy and exact tokens are the source's. */
+struct hcattn_fork {
+    uint64_t session;     /* the source */
+    uint64_t new_session; /* 0: a random one */
+    uint64_t n_tokens;    /* rounded down to whole blocks; 0: all complete ones */
+    bool ephemeral;       /* the new session: as in hcattn_session_config */
+    uint32_t idle_timeout_s;
+};
+
+struct hcattn_forked {
+    uint64_t session;
+    uint64_t n_tokens; /* it holds */
+};
+
+int hcattn_fork(struct hcattn *client, const struct hcattn_fork *fork, uint32_t timeout_ms,
+                struct hcattn_forked *ret_forked, struct hcattn_error *ret_error);
+
+/* Of a session that holds no tokens yet (HCATTN_CONFLICT otherwise), or, with session 0, of sessions that will name none.
+ * ret_policy may be NULL: the policy as the server understood it. */
+int hcattn_set_policy(struct hcattn *client, uint64_t session, const char *policy, uint32_t timeout_ms,
+                      char ret_policy[HCATTN_POLICY_SIZE], struct hcattn_error *ret_error);
+
+struct hcattn_session_stats {
+    uint64_t session;
+    const char *state;
+    const char *policy;
+    uint64_t n_tokens;
+    uint64_t reserved_tokens;
+    uint64_t bytes; /* blocks in all stores */
+    const uint8_t *lane_store;
+    size_t n_lanes;
+    uint32_t exact_tokens; /* 0: none */
+    uint32_t worker;       /* that holds it, if `held` */
+    bool held;
+};
+
+struct hcattn_sessions {
+    size_t n_sessions;
+    const struct hcattn_session_stats *sessions;
+    void *owner;
+};
+
+int hcattn_list_sessions(struct hcattn *client, uint32_t timeout_ms, struct hcattn_sessions *ret_sessions,
+                         struct hcattn_error *ret_error);
+void hcattn_sessions_free(struct hcattn_sessions *sessions); /* accepts NULL and a zeroed one; leaves it zeroed */
+
+struct hcattn_store_read {
+    uint32_t store;
+    uint64_t bytes;
+};
+
+/* What the worker that holds a session has counted since it holds it; decode steps only. */
+struct hcattn_counts {
+    uint64_t n_steps;      /* whose query had old tokens */
+    uint64_t n_old_tokens; /* summed over these steps */
+    const double
+        *kept; /* [n_layers][n_kv_heads]: share of the old tokens that was read from the stores; NULL: no step yet */
+    const struct hcattn_store_read *reads; /* rows that aggregates read */
+    size_t n_reads;
+    uint64_t exact_bytes; /* on the device now: rows of the exact set */
+    uint64_t key_bytes;   /* and keys of old tokens */
+    /* Time of the steps it was part of, shared with the others of the batch. */
+    uint64_t select_us;    /* scoring and selection */
+    uint64_t attention_us; /* exact set and merge */
+    uint64_t store_wait_us;
+    uint64_t matmul_us; /* all the rest of the network */
+    uint64_t step_us;   /* all together */
+};
+
+struct hcattn_description {
+    struct hcattn_session_stats stats;
+    uint32_t n_layers;
+    uint32_t n_kv_heads;
+    bool counted; /* a worker holds it: `counts` means something */
+    struct hcattn_counts counts;
+    void *owner;
+};
+
+int hcattn_describe_session(struct hcattn *client, uint64_t session, uint32_t timeout_ms,
+                            struct hcattn_description *ret_description, struct hcattn_error *ret_error);
+void hcattn_description_free(
+    struct hcattn_description *description); /* accepts NULL and a zeroed one; leaves it zeroed */
 
 /* ---- input ---- */
 
@@ -297,17 +389,9 @@ struct hcattn_process_stats {
     uint64_t n_tokens;
     uint64_t weight_bytes;
     uint64_t incarnation;
-};
-
-struct hcattn_session_stats {
-    uint64_t session;
-    const char *state;
-    const char *policy;
-    uint64_t n_tokens;
-    uint64_t reserved_tokens;
-    uint64_t bytes;
-    const uint8_t *lane_store;
-    size_t n_lanes;
+    uint64_t device_budget_bytes; /* workers; 0: no limit */
+    uint64_t device_bytes;        /* workers: in use */
+    uint32_t n_sessions;          /* workers: bound to it */
 };
 
 struct hcattn_stats {
@@ -320,6 +404,12 @@ struct hcattn_stats {
     uint64_t device_bytes_per_token;
     uint64_t store_bytes_per_token;
     uint64_t uptime_s;
+    uint32_t exact_tokens; /* default of new sessions; 0: none */
+    uint32_t n_running;    /* requests */
+    uint32_t n_queued;
+    uint32_t max_queued;
+    bool draining;
+    const char *row_codec; /* "f16", "q8_0" */
     size_t n_processes;
     const struct hcattn_process_stats *processes;
     size_t n_sessions;
@@ -330,6 +420,26 @@ struct hcattn_stats {
 int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats *ret_stats,
                  struct hcattn_error *ret_error);
 void hcattn_stats_free(struct hcattn_stats *stats); /* accepts NULL and a zeroed one; leaves it zeroed */
+
+/* ---- operating ---- */
+
+struct hcattn_drained {
+    uint32_t n_finished; /* requests that ended meanwhile */
+    uint32_t n_sessions; /* still open */
+};
+
+/* The service refuses new sessions and requests (HCATTN_UNAVAILABLE) and finishes what runs; returns when nothing runs any
+ * more. With `resume` it takes requests again, at once. A call that ends early (deadline, cancel, `progress`) leaves the
+ * service draining.
+ * progress (may be NULL) is told about once a second what is left; other than 0 ends the call: -ECANCELED. It must not
+ * make calls of the same client. ret_drained may be NULL. */
+int hcattn_drain(struct hcattn *client, bool resume,
+                 int (*progress)(void *context, uint32_t n_running, uint32_t n_queued), void *context,
+                 uint32_t timeout_ms, struct hcattn_drained *ret_drained, struct hcattn_error *ret_error);
+
+/* How requests travel to the stores from now on, running generations included: "ring" or "routed". */
+int hcattn_set_transport(struct hcattn *client, const char *transport, uint32_t timeout_ms,
+                         struct hcattn_error *ret_error);
 
 #ifdef __cplusplus
 }

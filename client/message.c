@@ -40,6 +40,8 @@ int message_error(const Hcattn__Error *message, struct hcattn_error *ret_error)
         ret_error->n_ctx = message->n_ctx;
         ret_error->bytes_asked = message->bytes_asked;
         ret_error->bytes_free = message->bytes_free;
+        ret_error->n_queued = message->n_queued;
+        ret_error->max_queued = message->max_queued;
     }
     return error;
 }
@@ -131,6 +133,23 @@ void message_unset_input(struct message_input *message)
     free(message->pointers);
     message->messages = NULL;
     message->pointers = NULL;
+}
+
+struct hcattn_session_stats message_session_stats(const Hcattn__SessionStats *stats)
+{
+    return (struct hcattn_session_stats){
+        .session = stats->session,
+        .state = stats->state,
+        .policy = stats->policy,
+        .n_tokens = stats->n_tokens,
+        .reserved_tokens = stats->reserved_tokens,
+        .bytes = stats->bytes,
+        .lane_store = stats->lane_store.data,
+        .n_lanes = stats->lane_store.len,
+        .exact_tokens = stats->exact_tokens,
+        .worker = stats->worker,
+        .held = stats->held,
+    };
 }
 
 struct hcattn_timings message_timings(const Hcattn__Timings *timings)

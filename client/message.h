@@ -28,6 +28,8 @@ struct message_input {
 int message_set_input(struct message_input *message, const struct hcattn_input *input, struct hcattn_error *error);
 void message_unset_input(struct message_input *message);
 
+struct hcattn_session_stats message_session_stats(const Hcattn__SessionStats *stats); /* points into it */
+
 struct hcattn_timings message_timings(const Hcattn__Timings *timings); /* NULL: zeroes */
 
 /* Log-probabilities of several tokens: one allocation, NULL when out of memory or n == 0. `all` points into the message. */
