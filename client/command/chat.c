@@ -2,6 +2,7 @@
 #include "client/command/chat.h"
 #include "client/command/answer.h"
 #include "client/command/command.h"
+#include "client/command/opening.h"
 #include "client/command/output.h"
 #include "client/command/sampling.h"
 #include "common/utf8.h"
@@ -19,10 +20,7 @@
 static const struct option_spec specs[] = {
     {.name = "system", .kind = OPTION_STRING, .metavar = "TEXT", .help = "system message at the start"},
     SAMPLING_OPTIONS,
-    {.name = "policy",
-     .kind = OPTION_STRING,
-     .metavar = "POLICY",
-     .help = "of the session; the server's default if not given"},
+    OPENING_OPTIONS,
     COMMAND_CLIENT_OPTIONS,
 };
 
@@ -136,7 +134,8 @@ int chat_command(int argc, char **argv)
         return status;
     struct chat chat = {.options = options, .client = command_connect(NAME, options, &status)};
     if (chat.client) {
-        struct hcattn_session_config config = {.policy = options_string(options, "policy"), .idle_timeout_s = IDLE_S};
+        struct hcattn_session_config config = opening_config(options);
+        config.idle_timeout_s = IDLE_S;
         struct hcattn_session session;
         struct hcattn_error error;
         int result = hcattn_open_session(chat.client, &config, 0, &session, &error);

@@ -121,6 +121,16 @@ void command_clear_interrupt(void)
     interrupted = 0;
 }
 
+int command_session_id(const char *text, uint64_t *ret_session)
+{
+    size_t n = strspn(text, "0123456789abcdefABCDEF");
+    uint64_t session = n > 0 && n <= 16 && text[n] == '\0' ? strtoull(text, NULL, 16) : 0;
+    if (!session)
+        return -EINVAL;
+    *ret_session = session;
+    return 0;
+}
+
 /* Reads to the end. -EFBIG, -ENOMEM, -EINTR, errors of read. */
 static int read_all(FILE *file, char **ret_text, size_t *ret_n_bytes)
 {

@@ -57,6 +57,9 @@ struct hcattn *command_disconnect(struct hcattn *client); /* accepts NULL, retur
 bool command_interrupted(void);                           /* a signal asked for the end */
 void command_clear_interrupt(void);
 
+/* A session's id as it is shown: up to 16 hex digits, not 0. -EINVAL */
+int command_session_id(const char *text, uint64_t *ret_session);
+
 /* The text of an argument, of stdin for "-", or of a file: malloc'd, checked to be UTF-8 without NUL. NULL: told,
  * *ret_status set. */
 char *command_text(const char *name, const char *argument, bool is_file, int *ret_status);

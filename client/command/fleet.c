@@ -51,8 +51,17 @@ int fleet_init(struct fleet *fleet, const struct options *options, const char *d
     add(fleet, "coordinator", 0);
     for (uint32_t i = 0; i < n_stores && i < FLEET_MAX_STORES; i++)
         add(fleet, "value-store", i);
-    add(fleet, "gpu-worker", 0);
+    uint32_t n_workers = options_u32(options, "workers");
+    for (uint32_t i = 0; i < n_workers && i < FLEET_MAX_WORKERS; i++)
+        add(fleet, "gpu-worker", i);
     return 0;
+}
+
+/* Our default is the truth of all processes: given also when nobody asked for it. */
+static bool is_ours(const char *name)
+{
+    return strcmp(name, "stores") == 0 || strcmp(name, "workers") == 0 || strcmp(name, "policy") == 0 ||
+           strcmp(name, "transport") == 0;
 }
 
 /* hcattn run ROLE --index N --runtime-dir D ... -- options of the role. `names` holds "--option" texts. */
@@ -84,8 +93,7 @@ static void make_argv(const struct fleet *fleet, const struct fleet_member *memb
     argv[n++] = (char *)"--";
     for (const char *const *name = role_options(member->role); *name; name++) {
         bool is_model = strcmp(*name, "model") == 0;
-        bool is_stores = strcmp(*name, "stores") == 0; /* our default is the coordinator's truth */
-        if (!is_model && !is_stores && !options_given(options, *name))
+        if (!is_model && !is_ours(*name) && !options_given(options, *name))
             continue;
         snprintf(names[n_names], sizeof(names[0]), "--%s", *name);
         argv[n++] = names[n_names++];

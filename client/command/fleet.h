@@ -13,7 +13,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define FLEET_MAX_STORES 12u
+#define FLEET_MAX_STORES  12u
+#define FLEET_MAX_WORKERS 16u
 
 struct fleet_member {
     const struct role *role;
@@ -28,7 +29,7 @@ struct fleet {
     const struct options *options; /* of `up` */
     char self[4096];               /* this program */
     char directory[OPTIONS_PATH_SIZE];
-    struct fleet_member members[FLEET_MAX_STORES + 2];
+    struct fleet_member members[1 + FLEET_MAX_STORES + FLEET_MAX_WORKERS];
     size_t n_members;
     pid_t group; /* 0: none yet */
     int lock_fd;
@@ -36,10 +37,10 @@ struct fleet {
     char reason[256];
 };
 
-/* model: what the worker is given. */
+/* Of `options`: the numbers of stores and workers, and what their processes are given. */
 int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, int lock_fd);
-int fleet_start(struct fleet *fleet,
-                const char *model); /* starts what is to be started now; fleet->status on failure */
+/* Starts what is to be started now; fleet->status on failure. model: what the workers are given. */
+int fleet_start(struct fleet *fleet, const char *model);
 
 /* After SIGCHLD: takes the dead. Supervisors that were killed are started again by fleet_start(). */
 void fleet_reap(struct fleet *fleet);

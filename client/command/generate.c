@@ -2,6 +2,7 @@
 #include "client/command/generate.h"
 #include "client/command/answer.h"
 #include "client/command/command.h"
+#include "client/command/opening.h"
 #include "client/command/output.h"
 #include "client/command/sampling.h"
 
@@ -40,10 +41,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .metavar = "ID",
      .help = "go on with this session (16 hex digits), or 'new': a session that stays, its id is shown on stderr"},
-    {.name = "policy",
-     .kind = OPTION_STRING,
-     .metavar = "POLICY",
-     .help = "of a new session; the server's default if not given"},
+    OPENING_OPTIONS,
     COMMAND_CLIENT_OPTIONS,
 };
 
@@ -64,13 +62,13 @@ static int get_session(struct hcattn *client, const struct options *options, uin
     const char *given = options_string(options, "session");
     bool stays = given && strcmp(given, "new") == 0;
     if (given && !stays) {
-        char *end = NULL;
-        *ret_session = strtoull(given, &end, 16);
+        command_session_id(given, ret_session); /* checked before */
         *ret_at = HCATTN_AT_ANY;
         *ret_close = false;
         return 0;
     }
-    struct hcattn_session_config config = {.ephemeral = !stays, .policy = options_string(options, "policy")};
+    struct hcattn_session_config config = opening_config(options);
+    config.ephemeral = !stays;
     struct hcattn_session session;
     int result = hcattn_open_session(client, &config, 0, &session, error);
     if (result < 0)
@@ -164,13 +162,6 @@ static int complete(struct hcattn *client, const struct options *options, const 
     return status ? status : output_status();
 }
 
-static bool valid_session(const char *given)
-{
-    return strcmp(given, "new") == 0 ||
-           (strlen(given) <= 16 && *given && strspn(given, "0123456789abcdefABCDEF") == strlen(given) &&
-            strtoull(given, NULL, 16) != 0);
-}
-
 int generate_command(int argc, char **argv)
 {
     int status = 0;
@@ -178,10 +169,11 @@ int generate_command(int argc, char **argv)
     if (!options)
         return status;
     const char *given = options_string(options, "session");
+    uint64_t session;
     char *prompt = NULL;
     if (options_n_positional(options) != 1)
         status = command_fail(COMMAND_USAGE, NAME, "a prompt is needed (one argument, or '-' for standard input)");
-    else if (given && !valid_session(given))
+    else if (given && strcmp(given, "new") != 0 && command_session_id(given, &session) < 0)
         status = command_fail(COMMAND_USAGE, NAME, "--session takes 16 hex digits or 'new', not '%s'", given);
     else if (options_flag(options, "raw") && options_string(options, "system"))
         status = command_fail(COMMAND_USAGE, NAME, "--system has no meaning with --raw");

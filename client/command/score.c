@@ -2,6 +2,7 @@
 #include "client/command/score.h"
 #include "client/command/answer.h"
 #include "client/command/command.h"
+#include "client/command/opening.h"
 #include "client/command/output.h"
 
 #include <errno.h>
@@ -25,10 +26,7 @@ static const struct option_spec specs[] = {
      .kind = OPTION_FLAG,
      .default_text = "yes",
      .help = "start with the begin-of-sequence token if the model asks for it"},
-    {.name = "policy",
-     .kind = OPTION_STRING,
-     .metavar = "POLICY",
-     .help = "of the session; the server's default if not given"},
+    OPENING_OPTIONS,
     COMMAND_CLIENT_OPTIONS,
 };
 
@@ -112,7 +110,8 @@ static void show(const struct score *score, const struct hcattn_score_done *done
 
 static int measure(struct hcattn *client, const struct options *options, const char *text)
 {
-    struct hcattn_session_config config = {.ephemeral = true, .policy = options_string(options, "policy")};
+    struct hcattn_session_config config = opening_config(options);
+    config.ephemeral = true;
     struct hcattn_session session;
     struct hcattn_error error;
     int result = hcattn_open_session(client, &config, 0, &session, &error);

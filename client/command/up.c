@@ -8,11 +8,13 @@
 #include "client/command/detach.h"
 #include "client/command/fleet.h"
 #include "client/command/lock.h"
+#include "client/command/opening.h"
 #include "client/command/output.h"
 #include "client/command/report.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/signals.h"
+#include "proto/policy.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -27,7 +29,9 @@
 #define ASK_MS        400u /* a question to a coordinator that may not be there yet */
 #define LOOK_MS       250  /* between two questions */
 
-static const char *const transports[] = {"routed", "direct", NULL};
+static const char *const transports[] = {"ring", "routed", "direct", NULL};
+static const char *const row_codecs[] = {"f16", "q8_0", NULL};
+static const char *const micro_batches[] = {"auto", "1", "2", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const backends[] = {"cpu", "reference", NULL};
 
@@ -44,20 +48,61 @@ static const struct option_spec specs[] = {
      .maximum = FLEET_MAX_STORES,
      .metavar = "N",
      .help = "value-stores; one per NUMA node is best"},
+    {.name = "workers",
+     .kind = OPTION_U32,
+     .default_text = "1",
+     .minimum = 1,
+     .maximum = FLEET_MAX_WORKERS,
+     .metavar = "N",
+     .help = "gpu-workers; one per device"},
     {.name = "memory",
      .kind = OPTION_BYTES,
      .metavar = "SIZE",
      .help = "of each store; the store's own default if not given"},
+    {.name = "device-memory",
+     .kind = OPTION_BYTES,
+     .metavar = "SIZE",
+     .help = "of each worker, for keys and exact rows of its sessions; 0: no limit"},
     {.name = "policy",
      .kind = OPTION_STRING,
-     .default_text = "full",
+     .default_text = "default",
      .metavar = "POLICY",
-     .help = "of sessions that do not name one"},
+     .help = "of sessions that do not name one: " OPENING_POLICIES},
+    {.name = "exact-tokens",
+     .kind = OPTION_U32,
+     .maximum = OPENING_MAX_EXACT,
+     .metavar = "N",
+     .help = "sessions of at most N tokens that do not say otherwise are kept exactly on the device"},
+    {.name = "rows",
+     .kind = OPTION_CHOICE,
+     .default_text = "f16",
+     .choices = row_codecs,
+     .help = "how the stores keep K and V; q8_0 takes half the memory"},
     {.name = "transport",
      .kind = OPTION_CHOICE,
-     .default_text = "routed",
+     .default_text = "ring",
      .choices = transports,
-     .help = "how aggregates travel: through the coordinator, or straight from the mapped memory"},
+     .help =
+         "how aggregates travel: through rings in shared memory, through the coordinator, or, for tests, not at all: "
+         "straight from the mapped memory"},
+    {.name = "micro-batches",
+     .kind = OPTION_CHOICE,
+     .default_text = "auto",
+     .choices = micro_batches,
+     .help = "parts of a step, so that the stores work on one while the worker is busy with the other"},
+    {.name = "max-step-ms",
+     .kind = OPTION_U32,
+     .metavar = "N",
+     .help = "time of a step, which bounds how long a prefill holds up running generations"},
+    {.name = "max-queue",
+     .kind = OPTION_U32,
+     .metavar = "N",
+     .help = "requests that may wait for room; more are refused"},
+    {.name = "queue-timeout", .kind = OPTION_DURATION, .help = "how long a request waits for room"},
+    {.name = "spin-us",
+     .kind = OPTION_U32,
+     .metavar = "N",
+     .help = "how long workers and stores look for work before they sleep; for machines with cores to spare"},
     {.name = "backend",
      .kind = OPTION_CHOICE,
      .default_text = "cpu",
@@ -103,7 +148,7 @@ static const struct option_spec specs[] = {
 
 static const struct options_table table = {
     .program = NAME,
-    .summary = "Starts coordinator, value-stores and worker on this machine and stays until Ctrl-C.",
+    .summary = "Starts coordinator, value-stores and workers on this machine and stays until Ctrl-C.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
     .other_names = option_names_all,
@@ -301,6 +346,9 @@ static int run(struct up *up)
     char reason[OPTIONS_ERROR_SIZE], log_path[OPTIONS_PATH_SIZE + 16];
     if (options_runtime_dir(options_string(up->options, "runtime-dir"), up->directory, reason) < 0)
         return command_fail(COMMAND_USAGE, NAME, "%s", reason);
+    struct policy_terms terms;
+    if (policy_parse(options_string(up->options, "policy"), &terms, reason, sizeof(reason)) < 0)
+        return command_fail(COMMAND_USAGE, NAME, "--policy: %s", reason);
     int status = take_lock(up);
     if (!status)
         status = find_model(up);
