@@ -122,6 +122,7 @@ void blocks_set_state(struct blocks *blocks, uint32_t index, enum block_state st
     entry->state = state;
     entry->session = state == BLOCK_FREE ? 0 : header->session;
     entry->number = header->number;
+    entry->generation = header->handle.generation;
     atomic_store_explicit(&header->state, state, memory_order_release);
 }
 
@@ -205,23 +206,34 @@ int blocks_find(const struct blocks *blocks, uint64_t session, struct block_hand
     const struct block_entry *entry = &blocks->entries[handle.index];
     if (entry->state == BLOCK_FREE || entry->session != session)
         return -ESTALE;
-    const struct block_header *header = blocks_header(blocks, handle.index);
-    if (header->handle.generation != handle.generation)
+    if (entry->generation != handle.generation)
         return -ESTALE;
-    *ret_view = (struct blocks_view){.header = header, .number = entry->number};
+    *ret_view = (struct blocks_view){
+        .header = blocks_header(blocks, handle.index),
+        .number = entry->number,
+        .is_sealed = entry->state == BLOCK_SEALED,
+    };
     return 0;
 }
 
 uint32_t blocks_n_rows(const struct blocks_view *view, uint32_t layer)
 {
+    if (view->is_sealed)
+        return LAYOUT_BLOCK_TOKENS;
     return atomic_load_explicit(&view->header->n_rows[layer], memory_order_acquire);
 }
 
-const uint16_t *blocks_head_rows(const struct blocks *blocks, const struct blocks_view *view, uint32_t layer,
-                                 uint32_t kv_head)
+const void *blocks_head_rows(const struct blocks *blocks, const struct blocks_view *view, uint32_t layer,
+                             uint32_t kv_head)
 {
-    const uint8_t *block = (const uint8_t *)view->header;
-    return (const uint16_t *)(const void *)(block + layout_head_rows_offset(&blocks->shape, layer, kv_head));
+    return (const uint8_t *)view->header + layout_head_rows_offset(&blocks->shape, layer, kv_head);
+}
+
+enum kernels_rows blocks_codec(const struct blocks *blocks)
+{
+    static_assert((int)ROW_CODEC_F16 == (int)KERNELS_ROWS_F16 && (int)ROW_CODEC_Q8_0 == (int)KERNELS_ROWS_Q8_0,
+                  "one numbering of row codecs");
+    return (enum kernels_rows)blocks->shape.codec;
 }
 
 void blocks_write_sums(struct blocks *blocks, struct block_header *header, uint32_t layer)
@@ -231,7 +243,7 @@ void blocks_write_sums(struct blocks *blocks, struct block_header *header, uint3
     for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
         const void *rows = block + layout_head_rows_offset(shape, layer, head);
         void *sums = block + layout_head_sums_offset(shape, layer, head);
-        blocks->kernels->block_sums(rows, LAYOUT_BLOCK_TOKENS, shape->head_dim, sums);
+        blocks->kernels->block_sums(rows, LAYOUT_BLOCK_TOKENS, shape->head_dim, blocks_codec(blocks), sums);
     }
 }
 
@@ -368,7 +380,7 @@ static int check_block(const struct blocks *blocks, uint32_t i, char text[BLOCKS
         return 0;
     }
     CHECK(header->session == entry->session && header->number == entry->number, "block %u: owner", i);
-    CHECK(header->handle.generation > 0, "block %u: generation 0", i);
+    CHECK(header->handle.generation > 0 && header->handle.generation == entry->generation, "block %u: generation", i);
     CHECK(blocks_session_find(blocks, header->session), "block %u: of a session without a record", i);
     CHECK(n_ids <= LAYOUT_BLOCK_TOKENS, "block %u: %u ids", i, n_ids);
     for (uint32_t layer = 0; layer < blocks->shape.n_layers; layer++) {

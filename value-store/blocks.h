@@ -2,8 +2,8 @@
  * blocks.h - the blocks and session records of one segment: formatted or adopted, reserved, appended to, sealed, released.
  *
  * Owner      the value-store, only writer of its segment; coordinator and workers map it read-only.
- * Threads    everything that changes: the working thread. blocks_find() and reading what it returns: any thread while the
- *            working thread waits for it (pool).
+ * Threads    everything that changes: the thread whose turn it is (turn.h). blocks_find() and reading what it returns: any
+ *            thread that works for that one (pool).
  * Lifetime   a handle is valid from the reservation to the release of its block; later it is -ESTALE for ever, since the
  *            next life of the block has a greater generation and another session.
  * Invariant  free + open + sealed == n_blocks; n_rows of every layer <= n_ids (blocks_check()).
@@ -12,6 +12,7 @@
  * what makes it count:
  *     reserve   whole header, then state OPEN          append   ids, then n_ids; rows (and sums), then n_rows
  *     release   state FREE, nothing else               seal     checksum, then state SEALED
+ *     copy      as append and seal
  * A reader that sees a count sees what it counts; what is not counted is written again by the repeated append.
  *
  * Zeroes on reuse: a reservation zeroes the header (ids, counts), not the rows and sums. Those are megabytes a block, and a
@@ -124,7 +125,7 @@ struct blocks_append {
     uint32_t first_token;
     uint32_t n_tokens;
     const uint32_t *ids; /* [n_tokens]; NULL: none. Read twice: not in memory that others write */
-    const void *rows;    /* [n_tokens][kv_head][K|V]; NULL: none. Read once */
+    const void *rows;    /* [n_tokens][kv_head][layout_row_bytes]; NULL: none. Read once */
 };
 
 /*
@@ -135,19 +136,34 @@ struct blocks_append {
  */
 int blocks_append(struct blocks *blocks, const struct blocks_append *append);
 
-/* A block as a reader sees it; valid until the working thread goes on. */
+/*
+ * Fork: makes the sealed block `from` of one session the same block of another one, in `to`, which was reserved for it with
+ * the same number. Idempotent: what is there already (ids must be equal) is skipped, so a repeated order, or one that a store
+ * was killed in, ends the same. On an error nothing was written.
+ * -EINVAL: one session, or numbers differ; -ESTALE: a handle or session; -ENODATA: `from` is not sealed; -EEXIST: other ids.
+ */
+struct blocks_copy {
+    struct block_handle from, to;
+};
+int blocks_copy_check(const struct blocks *blocks, uint64_t from_session, uint64_t to_session,
+                      const struct blocks_copy *copy);
+int blocks_copy(struct blocks *blocks, uint64_t from_session, uint64_t to_session, const struct blocks_copy *copy);
+
+/* A block as a reader sees it; valid until the turn ends. */
 struct blocks_view {
     const struct block_header *header;
     uint32_t number;
+    bool is_sealed;
 };
 
-/* -ESTALE: no block has this handle and session now. */
+/* Touches nothing of the segment. -ESTALE: no block has this handle and session now. */
 int blocks_find(const struct blocks *blocks, uint64_t session, struct block_handle handle,
                 struct blocks_view *ret_view);
 uint32_t blocks_n_rows(const struct blocks_view *view, uint32_t layer); /* layer < n_layers */
-/* [64][K|V] of one layer and KV head. */
-const uint16_t *blocks_head_rows(const struct blocks *blocks, const struct blocks_view *view, uint32_t layer,
-                                 uint32_t kv_head);
+/* [64][layout_row_bytes] of one layer and KV head. */
+const void *blocks_head_rows(const struct blocks *blocks, const struct blocks_view *view, uint32_t layer,
+                             uint32_t kv_head);
+enum kernels_rows blocks_codec(const struct blocks *blocks);
 
 /* Is a sealed block's checksum right? -EBADMSG: no; -EINVAL: not sealed, no such block. */
 int blocks_verify(const struct blocks *blocks, uint32_t index);

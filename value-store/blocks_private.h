@@ -11,8 +11,9 @@
 struct block_entry {
     uint64_t session; /* 0: free */
     uint32_t number;
-    uint32_t state; /* enum block_state */
-    uint64_t mark;  /* last reservation order that named the block */
+    uint32_t state;      /* enum block_state */
+    uint32_t generation; /* unless free */
+    uint64_t mark;       /* last reservation order that named the block */
 };
 
 struct blocks {

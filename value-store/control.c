@@ -34,6 +34,19 @@ int control_hello(struct control *control, uint64_t data_route)
     return link_send(control->link, &message, store->segment_fd);
 }
 
+/* Work on blocks and segment; answers are sent after the turn, since the coordinator may be slow to read. */
+static void begin_turn(struct store *store, const char *phase)
+{
+    turn_take(&store->turn);
+    progress_begin(&store->progress, phase);
+}
+
+static void end_turn(struct store *store)
+{
+    progress_end(&store->progress);
+    turn_end(&store->turn);
+}
+
 /* ---- segment ---- */
 
 static int send_segment_ready(struct control *control, int status, const char *sentence)
@@ -63,7 +76,10 @@ static int handle_format(struct control *control, const Hcattn__Control__Format 
                                    .head_dim = order->shape->head_dim,
                                    .codec = order->shape->codec};
     }
+    exchanges_revoke_all(control->exchanges);
+    begin_turn(control->store, "formatting");
     int status = store_format(control->store, &shape, sentence);
+    end_turn(control->store);
     event->is_warning = status < 0;
     if (status < 0)
         snprintf(event->text, sizeof(event->text), "not formatted: %s", sentence);
@@ -77,7 +93,10 @@ static int handle_adopt(struct control *control, const Hcattn__Control__Adopt *o
 {
     char sentence[STORE_SENTENCE] = "the order to adopt came without a descriptor", described[CONTROL_TEXT / 2];
     struct blocks_adoption adoption = {0};
+    exchanges_revoke_all(control->exchanges);
+    begin_turn(control->store, "adopting");
     int status = *fd < 0 ? -EBADF : store_adopt(control->store, *fd, &adoption, sentence);
+    end_turn(control->store);
     if (status < 0) {
         event->is_warning = true;
         snprintf(event->text, sizeof(event->text), "not adopted: %s", sentence);
@@ -120,8 +139,6 @@ static int handle_exchange(struct control *control, const Hcattn__Control__Excha
     return link_send(control->link, &message, -1);
 }
 
-/* ---- sessions and blocks ---- */
-
 static int send_done(struct control *control, uint64_t sequence, int status, const char *sentence)
 {
     Hcattn__Control__Done done = HCATTN__CONTROL__DONE__INIT;
@@ -131,6 +148,29 @@ static int send_done(struct control *control, uint64_t sequence, int status, con
     Hcattn__Control__Control message = MESSAGE(done, DONE, &done);
     return link_send(control->link, &message, -1);
 }
+
+static int handle_ring(struct control *control, uint64_t sequence, uint64_t worker, bool grant,
+                       struct control_event *event)
+{
+    char sentence[STORE_SENTENCE] = "";
+    int status = 0;
+    if (!grant)
+        exchanges_revoke(control->exchanges, worker);
+    else if (!control->store->blocks)
+        status = -ENODEV;
+    else
+        status = exchanges_grant(control->exchanges, worker, control->store);
+    if (status < 0)
+        snprintf(sentence, sizeof(sentence), "no ring for worker %016lx: %s", (unsigned long)worker,
+                 status == -ENODEV   ? "this store has no segment"
+                 : status == -ENOENT ? "its exchange is not known"
+                                     : strerror(-status));
+    event->is_warning = status < 0;
+    snprintf(event->text, sizeof(event->text), "%s", sentence);
+    return send_done(control, sequence, status, sentence);
+}
+
+/* ---- sessions and blocks ---- */
 
 static int open_session(struct blocks *blocks, const Hcattn__Control__SessionOpen *order, char sentence[STORE_SENTENCE])
 {
@@ -199,6 +239,30 @@ static int reserve(struct blocks *blocks, const Hcattn__Control__Reserve *order,
     return status;
 }
 
+/* All are checked before the first is copied. Every block is a turn of its own: requests are served in between. */
+static int copy(struct store *store, const Hcattn__Control__Copy *order, char sentence[STORE_SENTENCE])
+{
+    int status = 0;
+    if (order->n_blocks > CONTROL_MAX_COPIED) {
+        snprintf(sentence, STORE_SENTENCE, "%zu blocks in one order; at most %u", order->n_blocks, CONTROL_MAX_COPIED);
+        return -EINVAL;
+    }
+    for (size_t i = 0; i < 2 * order->n_blocks && status == 0; i++) {
+        const Hcattn__Control__CopyBlock *block = order->blocks[i % order->n_blocks];
+        const struct blocks_copy one = {.from = to_handle(block->from), .to = to_handle(block->to)};
+        begin_turn(store, "copying");
+        if (i < order->n_blocks)
+            status = blocks_copy_check(store->blocks, order->from_session, order->to_session, &one);
+        else
+            status = blocks_copy(store->blocks, order->from_session, order->to_session, &one);
+        end_turn(store);
+        if (status < 0)
+            snprintf(sentence, STORE_SENTENCE, "block %u, generation %u, to block %u, generation %u: %s",
+                     one.from.index, one.from.generation, one.to.index, one.to.generation, strerror(-status));
+    }
+    return status;
+}
+
 /* Orders about sessions need a segment; all are answered by Done. */
 static int handle_order(struct control *control, const Hcattn__Control__Control *message, struct control_event *event)
 {
@@ -209,18 +273,32 @@ static int handle_order(struct control *control, const Hcattn__Control__Control 
     switch (message->message_case) {
     case HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN:
         sequence = message->session_open->sequence;
-        if (blocks)
+        if (blocks) {
+            begin_turn(control->store, "reserving");
             status = open_session(blocks, message->session_open, sentence);
+            end_turn(control->store);
+        }
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE:
         sequence = message->reserve->sequence;
-        if (blocks)
+        if (blocks) {
+            begin_turn(control->store, "reserving");
             status = reserve(blocks, message->reserve, sentence);
+            end_turn(control->store);
+        }
+        break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_COPY:
+        sequence = message->copy->sequence;
+        if (blocks)
+            status = copy(control->store, message->copy, sentence);
         break;
     default:
         sequence = message->release->sequence;
-        if (blocks)
+        if (blocks) {
+            begin_turn(control->store, "releasing");
             blocks_release(blocks, message->release->session, message->release->from_number);
+            end_turn(control->store);
+        }
         break;
     }
     if (!blocks)
@@ -247,20 +325,24 @@ static int handle_message(struct control *control, const Hcattn__Control__Contro
         snprintf(event->text, sizeof(event->text), "%s", message->refused->sentence);
         return 0;
     case HCATTN__CONTROL__CONTROL__MESSAGE_FORMAT:
-        progress_begin(&control->store->progress, "formatting");
         return handle_format(control, message->format, event);
     case HCATTN__CONTROL__CONTROL__MESSAGE_ADOPT:
-        progress_begin(&control->store->progress, "adopting");
         return handle_adopt(control, message->adopt, fd, event);
     case HCATTN__CONTROL__CONTROL__MESSAGE_EXCHANGE:
         return handle_exchange(control, message->exchange, *fd, event);
     case HCATTN__CONTROL__CONTROL__MESSAGE_WORKER_GONE:
         exchanges_remove(control->exchanges, message->worker_gone->worker_incarnation);
         return 0;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_RING_GRANT:
+        return handle_ring(control, message->ring_grant->sequence, message->ring_grant->worker_incarnation, true,
+                           event);
+    case HCATTN__CONTROL__CONTROL__MESSAGE_RING_REVOKE:
+        return handle_ring(control, message->ring_revoke->sequence, message->ring_revoke->worker_incarnation, false,
+                           event);
     case HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN:
     case HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE:
     case HCATTN__CONTROL__CONTROL__MESSAGE_RELEASE:
-        progress_begin(&control->store->progress, "reserving");
+    case HCATTN__CONTROL__CONTROL__MESSAGE_COPY:
         return handle_order(control, message, event);
     default:
         event->kind = CONTROL_GARBAGE;
@@ -279,7 +361,6 @@ int control_handle(struct control *control, const void *bytes, size_t n_bytes, c
     Hcattn__Control__Control *message = hcattn__control__control__unpack(NULL, n_bytes, bytes);
     if (message) {
         result = handle_message(control, message, &fd, &event);
-        progress_end(&control->store->progress);
         hcattn__control__control__free_unpacked(message, NULL);
     } else {
         event.kind = CONTROL_GARBAGE;

@@ -1,7 +1,7 @@
 /*
  * control.h - the coordinator's orders: read, carried out, answered.
  *
- * Owner      the working thread. Messages and descriptors of peers stop here: further in there are blocks and errno.
+ * Owner      the working thread, not in its turn: orders about blocks take it. Messages and descriptors of peers stop here: further in there are blocks and errno.
  * Trust      a message that cannot be read, or makes no sense here, is CONTROL_GARBAGE and nothing happens. Descriptors that
  *            came with it and were not wanted are closed.
  */
@@ -15,6 +15,7 @@
 
 #define CONTROL_TEXT         640
 #define CONTROL_MAX_RESERVED 1024u /* blocks in one Reserve */
+#define CONTROL_MAX_COPIED   256u  /* blocks in one Copy */
 
 struct control {
     struct store *store;

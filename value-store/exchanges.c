@@ -13,6 +13,13 @@ static struct exchange *find(struct exchanges *exchanges, uint64_t worker)
     return NULL;
 }
 
+static void drop(struct exchange *entry)
+{
+    entry->ring = ring_stop(entry->ring);
+    segment_unmap(&entry->mapping);
+    entry->worker = 0;
+}
+
 int exchanges_add(struct exchanges *exchanges, uint64_t worker, uint64_t store, int fd)
 {
     struct exchange exchange = {.worker = worker};
@@ -37,7 +44,11 @@ int exchanges_add(struct exchanges *exchanges, uint64_t worker, uint64_t store, 
         segment_unmap(&exchange.mapping);
         return result;
     }
-    segment_unmap(&entry->mapping);
+    /* Posts of an earlier life of this memory were sent on an earlier route: never served any more. */
+    const struct exchange_ring *ring = layout_ring(exchange.mapping.address);
+    for (uint32_t slot = 0; slot < EXCHANGE_MAX_SLOTS; slot++)
+        exchange.served[slot] = atomic_load_explicit(&ring->posts[slot].request, memory_order_acquire);
+    drop(entry);
     *entry = exchange;
     return 0;
 }
@@ -45,16 +56,42 @@ int exchanges_add(struct exchanges *exchanges, uint64_t worker, uint64_t store, 
 void exchanges_remove(struct exchanges *exchanges, uint64_t worker)
 {
     struct exchange *entry = worker ? find(exchanges, worker) : NULL;
-    if (!entry)
-        return;
-    segment_unmap(&entry->mapping);
-    entry->worker = 0;
+    if (entry)
+        drop(entry);
 }
 
 void exchanges_clear(struct exchanges *exchanges)
 {
     for (uint32_t i = 0; i < EXCHANGES_MAX; i++)
         exchanges_remove(exchanges, exchanges->entries[i].worker);
+}
+
+int exchanges_grant(struct exchanges *exchanges, uint64_t worker, struct store *store)
+{
+    struct exchange *entry = worker ? find(exchanges, worker) : NULL;
+    if (!entry)
+        return -ENOENT;
+    if (entry->ring)
+        return 0;
+    const struct ring_place place = {
+        .exchange = entry->mapping.address,
+        .header = &entry->header,
+        .served = entry->served,
+    };
+    return ring_start(store, &place, &entry->ring);
+}
+
+void exchanges_revoke(struct exchanges *exchanges, uint64_t worker)
+{
+    struct exchange *entry = worker ? find(exchanges, worker) : NULL;
+    if (entry)
+        entry->ring = ring_stop(entry->ring);
+}
+
+void exchanges_revoke_all(struct exchanges *exchanges)
+{
+    for (uint32_t i = 0; i < EXCHANGES_MAX; i++)
+        exchanges->entries[i].ring = ring_stop(exchanges->entries[i].ring);
 }
 
 const struct exchange *exchanges_find(const struct exchanges *exchanges, uint64_t worker)

@@ -27,6 +27,10 @@ static const struct option_spec specs[] = {
     {.name = "incarnation", .kind = OPTION_STRING, .metavar = "HEX", .help = "Given by a supervisor; default: random."},
     {.name = "reconnect-timeout", .kind = OPTION_DURATION, .default_text = "60s", .help = "For a lost coordinator."},
     {.name = "huge-pages", .kind = OPTION_CHOICE, .default_text = "try", .choices = huge_names, .help = "For rows."},
+    {.name = "spin-us",
+     .kind = OPTION_U32,
+     .maximum = 1000,
+     .help = "How long a ring looks for work before it sleeps; default: 20 with 8 cpus or more, else 0."},
     {.name = "log-level", .kind = OPTION_CHOICE, .default_text = "info", .choices = log_level_names, .help = "Least."},
 };
 
@@ -47,6 +51,8 @@ static int configure(const struct options *options, struct server_config *config
         .node = options_u32(options, "node"),
         .n_threads = options_u32(options, "threads"),
         .huge_pages = options_choice(options, "huge-pages") == 0,
+        .has_spin = options_given(options, "spin-us"),
+        .spin_us = options_u32(options, "spin-us"),
     };
     config->reconnect_timeout_ms = options_duration_ms(options, "reconnect-timeout");
     if (random_incarnation(options_string(options, "incarnation"), &config->store.incarnation) < 0) {

@@ -37,7 +37,7 @@ static int read_header(struct serving *serving, const struct request_slot *slot)
         return -EINVAL;
     if (!table_ok(header, header->appends_offset, header->n_appends, sizeof(struct append_entry)) ||
         !table_ok(header, header->items_offset, header->n_items, sizeof(struct aggregate_item)) ||
-        !table_ok(header, header->runs_offset, header->n_runs, sizeof(struct mask_run)) ||
+        !table_ok(header, header->blocks_offset, header->n_blocks, sizeof(struct block_handle)) ||
         !table_ok(header, header->fetches_offset, header->n_fetches, sizeof(struct fetch_entry)))
         return -EINVAL;
     return 0;
@@ -55,7 +55,7 @@ static int append_one(struct serving *serving, const struct append_entry *entry)
     struct blocks_append append = {
         .session = entry->session,
         .handle = entry->handle,
-        .layer = serving->header.layer,
+        .layer = entry->layer,
         .first_token = entry->first_token,
         .n_tokens = entry->n_tokens,
     };
@@ -99,9 +99,9 @@ static int serve_aggregates(struct serving *serving, struct aggregate *aggregate
         .reply_bytes = serving->reply_area_bytes,
         .layer = serving->header.layer,
         .n_items = serving->header.n_items,
-        .n_runs = serving->header.n_runs,
+        .n_blocks = serving->header.n_blocks,
         .items_offset = serving->header.items_offset,
-        .runs_offset = serving->header.runs_offset,
+        .blocks_offset = serving->header.blocks_offset,
     };
     struct aggregate_result done;
     uint32_t item;
@@ -134,7 +134,7 @@ static int fetch_one(struct serving *serving, const struct fetch_entry *entry)
         return result;
     if (entry->first_token + entry->n_tokens > blocks_n_rows(&view, entry->layer))
         return -ENODATA;
-    const uint8_t *rows = (const uint8_t *)blocks_head_rows(serving->blocks, &view, entry->layer, entry->kv_head);
+    const uint8_t *rows = blocks_head_rows(serving->blocks, &view, entry->layer, entry->kv_head);
     memcpy(serving->reply + entry->result_offset, rows + entry->first_token * row_bytes, n_bytes);
     serving->result.n_rows_read += entry->n_tokens;
     if (entry->result_offset + n_bytes > serving->result.n_bytes)

@@ -8,9 +8,7 @@
 #include "common/socket.h"
 #include "proto/descriptor.h"
 #include "value-store/control.h"
-#include "value-store/request.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -41,7 +39,7 @@ struct server {
     uint8_t buffer[PEER_MAX_MESSAGE];
 };
 
-enum turn { TURN_GO_ON, TURN_HANG_UP, TURN_STOP, TURN_REFUSED, TURN_FAILED };
+enum outcome { TURN_GO_ON, TURN_HANG_UP, TURN_STOP, TURN_REFUSED, TURN_FAILED };
 
 /* Whatever a peer can cause as often as it likes is said once a second. */
 static void warn(struct server *server, const char *line)
@@ -119,18 +117,6 @@ struct server *server_free(struct server *server)
 
 /* ---- requests ---- */
 
-static void check_invariants(const struct server *server)
-{
-#ifdef HCATTN_SANITIZED
-    char text[BLOCKS_CHECK_TEXT] = "";
-    if (server->store->blocks && blocks_check(server->store->blocks, text) < 0)
-        LOG_ERROR("blocks: %s", text);
-    assert(text[0] == 0);
-#else
-    (void)server;
-#endif
-}
-
 /* Serves what the descriptor points at and makes the reply of it. */
 static void serve_request(struct server *server, struct descriptor *descriptor)
 {
@@ -158,17 +144,11 @@ static void serve_request(struct server *server, struct descriptor *descriptor)
             .reply_area = exchanges_reply_area(exchange, descriptor->slot),
             .reply_bytes = exchange->header.reply_bytes,
         };
-        progress_begin(&store->progress, "serving");
-        request_serve(store->blocks, store->aggregate, &slot, &result);
-        uint64_t n_bytes = result.n_rows_read * layout_row_bytes(blocks_shape(store->blocks));
-        atomic_fetch_add_explicit(&store->progress.bytes_served, n_bytes, memory_order_relaxed);
-        atomic_fetch_add_explicit(&store->progress.n_requests, 1, memory_order_relaxed);
-        progress_end(&store->progress);
+        store_serve(store, &slot, &result);
         descriptor->n_bytes = result.n_bytes;
         if (result.status < 0)
             LOG_DEBUG("request %016" PRIx64 ": %s, entry %08x", descriptor->request, strerror(-result.status),
                       result.entry);
-        check_invariants(server);
     }
     uint64_t to = descriptor->from;
     descriptor->from = server->route;
@@ -218,7 +198,7 @@ static void serve_data(struct server *server)
 
 /* ---- the coordinator ---- */
 
-static enum turn welcomed(struct server *server, const char *data_path)
+static enum outcome welcomed(struct server *server, const char *data_path)
 {
     char endpoint[PATH_SIZE];
     if (strlen(data_path) + sizeof("ipc://") > sizeof(endpoint)) {
@@ -241,11 +221,10 @@ static enum turn welcomed(struct server *server, const char *data_path)
     return TURN_GO_ON;
 }
 
-static enum turn handle_control(struct server *server, size_t n_bytes, const int *fds, size_t n_fds)
+static enum outcome handle_control(struct server *server, size_t n_bytes, const int *fds, size_t n_fds)
 {
     struct control_event event;
     int result = control_handle(&server->control, server->buffer, n_bytes, fds, n_fds, &event);
-    check_invariants(server);
     switch (event.kind) {
     case CONTROL_WELCOME:
         return welcomed(server, event.text);
@@ -263,9 +242,9 @@ static enum turn handle_control(struct server *server, size_t n_bytes, const int
     return result < 0 ? TURN_HANG_UP : TURN_GO_ON;
 }
 
-static enum turn serve_peer(struct server *server)
+static enum outcome serve_peer(struct server *server)
 {
-    enum turn turn = TURN_GO_ON;
+    enum outcome turn = TURN_GO_ON;
     for (int i = 0; i < MESSAGES_AT_ONCE && turn == TURN_GO_ON; i++) {
         int fds[LINK_MAX_FDS];
         size_t n_bytes, n_fds;
@@ -290,7 +269,7 @@ static bool signal_within(int signal_fd, int timeout_ms)
 }
 
 /* Connects and says hello; goes on until the deadline while nobody is there. */
-static enum turn connect_to_coordinator(struct server *server, int signal_fd)
+static enum outcome connect_to_coordinator(struct server *server, int signal_fd)
 {
     pid_t pid;
     uid_t uid;
@@ -319,9 +298,9 @@ static enum turn connect_to_coordinator(struct server *server, int signal_fd)
 }
 
 /* One connection, from Hello until it ends. */
-static enum turn serve_connection(struct server *server, int signal_fd)
+static enum outcome serve_connection(struct server *server, int signal_fd)
 {
-    enum turn turn = TURN_GO_ON;
+    enum outcome turn = TURN_GO_ON;
     while (turn == TURN_GO_ON) {
         struct socket_item items[] = {
             {.fd = signal_fd, .events = SOCKET_READABLE},
@@ -354,7 +333,7 @@ enum server_status server_run(struct server *server, int signal_fd)
     int signal_number;
     server->deadline_us = clock_deadline_us(server->config.reconnect_timeout_ms * 1000);
     for (;;) {
-        enum turn turn = connect_to_coordinator(server, signal_fd);
+        enum outcome turn = connect_to_coordinator(server, signal_fd);
         if (turn == TURN_GO_ON)
             turn = serve_connection(server, signal_fd);
         bool was_registered = server->deadline_us == CLOCK_NEVER;

@@ -2,7 +2,7 @@
  * server.h - the running store: registers with the coordinator, carries out its orders, serves workers' requests.
  *
  * Threads    everything here is one working thread (the one that called server_new()); beside it the I/O thread of link.h,
- *            ZeroMQ's own, and the pool.
+ *            a thread for every granted ring, ZeroMQ's own, and the pool. Its turns and the rings' follow each other.
  * Life       a coordinator that hangs up is not an end: the data socket is closed, so that nothing sent on the old route is
  *            ever served, and the store registers again with a new route and the segment it holds.
  */

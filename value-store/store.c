@@ -8,7 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MIB (1024.0 * 1024.0)
+#define MIB          (1024.0 * 1024.0)
+#define CPUS_TO_SPIN 8u /* below, whoever spins keeps worker or store from working */
+#define SPIN_US      20u
 
 static void setup_thread(void *context, uint32_t thread)
 {
@@ -31,6 +33,8 @@ static int choose_node(struct store *store, char sentence[STORE_SENTENCE])
     store->n_threads = store->config.n_threads;
     if (store->n_threads == 0)
         store->n_threads = store->threads_bound == 0 ? node.n_cpus : topology_n_allowed_cpus(store->topology);
+    uint32_t n_cpus = topology_n_allowed_cpus(store->topology);
+    store->spin_us = store->config.has_spin ? store->config.spin_us : n_cpus < CPUS_TO_SPIN ? 0 : SPIN_US;
     return 0;
 }
 
@@ -62,6 +66,7 @@ int store_open(const struct store_config *config, struct store **ret_store, char
     store->config = *config;
     store->segment_fd = -1;
     store->memory_bound = -EALREADY;
+    turn_init(&store->turn);
     atomic_store(&store->progress.phase, "idle");
     int result = topology_load(&store->topology);
     if (result < 0)
@@ -97,6 +102,7 @@ struct store *store_close(struct store *store)
     aggregate_free(store->aggregate);
     pool_free(store->pool);
     topology_free(store->topology);
+    turn_fini(&store->turn);
     free(store);
     return NULL;
 }
@@ -200,6 +206,34 @@ int store_adopt(struct store *store, int fd, struct blocks_adoption *ret_adoptio
     return 0;
 }
 
+/* ---- requests ---- */
+
+static void check_invariants(const struct store *store)
+{
+#ifdef HCATTN_SANITIZED
+    char text[BLOCKS_CHECK_TEXT] = "";
+    if (blocks_check(store->blocks, text) < 0)
+        fprintf(stderr, "blocks: %s\n", text);
+    assert(text[0] == 0);
+#else
+    (void)store;
+#endif
+}
+
+void store_serve(struct store *store, const struct request_slot *slot, struct request_result *ret_result)
+{
+    turn_take(&store->turn);
+    assert(store->blocks);
+    progress_begin(&store->progress, "serving");
+    request_serve(store->blocks, store->aggregate, slot, ret_result);
+    uint64_t n_bytes = ret_result->n_rows_read * layout_row_bytes(blocks_shape(store->blocks));
+    atomic_fetch_add_explicit(&store->progress.bytes_served, n_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&store->progress.n_requests, 1, memory_order_relaxed);
+    check_invariants(store);
+    progress_end(&store->progress);
+    turn_end(&store->turn);
+}
+
 /* ---- what was achieved ---- */
 
 int32_t store_numa_node(const struct store *store)
@@ -213,7 +247,9 @@ int32_t store_numa_node(const struct store *store)
 
 const char *store_describe(const struct store *store, char *text, size_t size)
 {
-    char binding[STORE_SENTENCE], segment[128];
+    char binding[STORE_SENTENCE], segment[128], spin[48] = "rings do not spin";
+    if (store->spin_us > 0)
+        snprintf(spin, sizeof(spin), "rings spin %u us", store->spin_us);
     topology_describe(store->topology, store->node, store->threads_bound, store->memory_bound, binding,
                       sizeof(binding));
     if (store->blocks) {
@@ -227,6 +263,7 @@ const char *store_describe(const struct store *store, char *text, size_t size)
         snprintf(segment, sizeof(segment), "no segment yet (at most %.0f MiB)",
                  (double)store->config.memory_bytes / MIB);
     }
-    snprintf(text, size, "%s; %u threads, kernels %s; %s", binding, store->n_threads, store->kernels->name, segment);
+    snprintf(text, size, "%s; %u threads, kernels %s, %s; %s", binding, store->n_threads, store->kernels->name, spin,
+             segment);
     return text;
 }

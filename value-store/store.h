@@ -2,6 +2,8 @@
  * store.h - one store's means: its node, its threads, its segment and the blocks in it.
  *
  * Owner      the working thread, which is the one that called store_open() (binding is a thread's own).
+ * Threads    blocks, aggregate, pool and progress.busy belong to whose turn it is: store_serve() takes the turn itself, the
+ *            coordinator's orders are carried out in a turn (control.c). Changing the segment needs all rings stopped.
  * Errors     come with a sentence for people: it travels to the coordinator and is logged by the server.
  */
 #pragma once
@@ -13,6 +15,8 @@
 #include "value-store/aggregate.h"
 #include "value-store/blocks.h"
 #include "value-store/progress.h"
+#include "value-store/request.h"
+#include "value-store/turn.h"
 
 #define STORE_SENTENCE 256
 
@@ -25,6 +29,8 @@ struct store_config {
     uint32_t n_threads; /* 0: as many as the node has cpus for us */
     enum kernels_isa isa;
     bool huge_pages;
+    bool has_spin;
+    uint32_t spin_us; /* of rings that wait; without has_spin: by the number of cpus */
 };
 
 struct store {
@@ -33,9 +39,11 @@ struct store {
     const struct kernels *kernels;
     struct pool *pool;
     struct aggregate *aggregate;
+    struct turn turn;
     struct progress progress;
     uint32_t node;
     uint32_t n_threads;
+    uint32_t spin_us;
     int threads_bound; /* result of binding */
     int memory_bound;  /* -EALREADY: no segment yet */
     uint64_t huge_bytes;
@@ -61,5 +69,8 @@ int store_adopt(struct store *store, int fd, struct blocks_adoption *ret_adoptio
 /* The node's number if the memory (without a segment: the threads) could be bound to it, else -1. */
 int32_t store_numa_node(const struct store *store);
 
-/* "node 0, 2 cpus, threads bound, memory bound; 2 threads, avx2; segment 1.0 GiB, 723 blocks of 1.4 MiB, no huge pages" */
+/* Serves one slot in a turn, counted and shown in the progress. The store has a segment. */
+void store_serve(struct store *store, const struct request_slot *slot, struct request_result *ret_result);
+
+/* "node 0, 2 cpus, threads bound, memory bound; 2 threads, kernels avx2, rings do not spin; segment 1.0 GiB, 723 blocks of 1.4 MiB, no huge pages" */
 const char *store_describe(const struct store *store, char *text, size_t size);
