@@ -55,21 +55,40 @@ uint32_t fixture_id(uint64_t session, uint32_t position)
 }
 
 void fixture_row(const struct fixture *fixture, uint64_t session, uint32_t position, uint32_t layer, uint32_t kv_head,
-                 uint16_t *row)
+                 void *row)
 {
-    uint32_t n = fixture->shape.head_dim * 2;
+    float kv[2 * KERNELS_MAX_HEAD_DIM];
+    uint32_t n = fixture->shape.head_dim;
     uint64_t seed = mix(session ^ mix(position ^ mix(layer * 1000 + kv_head)));
-    for (uint32_t i = 0; i < n; i++) {
-        float value = (float)(mix(seed + i) % 4001) * 0x1p-11f - 0.97f;
-        kernels_get(KERNELS_ISA_PLAIN)->f16_encode(&value, 1, &row[i]);
+    for (uint32_t i = 0; i < 2 * n; i++)
+        kv[i] = (float)(mix(seed + i) % 4001) * 0x1p-11f - 0.97f;
+    kernels_get(KERNELS_ISA_PLAIN)->encode_row(kv, kv + n, n, (enum kernels_rows)fixture->shape.codec, row);
+}
+
+void fixture_decode(const struct row_shape *shape, const void *row, float *kv)
+{
+    const struct kernels *kernels = kernels_get(KERNELS_ISA_PLAIN);
+    uint32_t n = shape->head_dim, n_groups = (n + LAYOUT_Q8_GROUP - 1) / LAYOUT_Q8_GROUP;
+    if (shape->codec == ROW_CODEC_F16) {
+        kernels->f16_decode(row, 2 * (size_t)n, kv);
+        return;
+    }
+    const int8_t *numbers = row;
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        uint16_t bits;
+        float scale;
+        uint32_t group = i / n * n_groups + i % n / LAYOUT_Q8_GROUP;
+        memcpy(&bits, numbers + 2 * n + 2 * group, sizeof(bits));
+        kernels->f16_decode(&bits, 1, &scale);
+        kv[i] = (float)numbers[i] * scale;
     }
 }
 
-uint16_t *fixture_rows(const struct fixture *fixture, uint64_t session, uint32_t position, uint32_t n_tokens,
-                       uint32_t layer)
+void *fixture_rows(const struct fixture *fixture, uint64_t session, uint32_t position, uint32_t n_tokens,
+                   uint32_t layer)
 {
-    uint32_t row = fixture->shape.head_dim * 2, n_heads = fixture->shape.n_kv_heads;
-    uint16_t *rows = malloc((size_t)n_tokens * n_heads * row * sizeof(uint16_t));
+    size_t row = layout_row_bytes(&fixture->shape), n_heads = fixture->shape.n_kv_heads;
+    uint8_t *rows = malloc(n_tokens * n_heads * row);
     assert_non_null(rows);
     for (uint32_t token = 0; token < n_tokens; token++) {
         for (uint32_t head = 0; head < n_heads; head++)
@@ -110,7 +129,7 @@ int fixture_append(const struct fixture *fixture, struct blocks *blocks, uint64_
     uint32_t begin = layer == UINT32_MAX ? 0 : layer;
     uint32_t end = layer == UINT32_MAX ? fixture->shape.n_layers : layer + 1;
     for (uint32_t l = begin; l < end; l++) {
-        uint16_t *rows = fixture_rows(fixture, session, position, n, l);
+        void *rows = fixture_rows(fixture, session, position, n, l);
         struct blocks_append append = {
             .session = session,
             .handle = handle,
@@ -134,7 +153,8 @@ static bool sums_are_right(const struct fixture *fixture, const struct block_hea
     float sums[2 * KERNELS_MAX_HEAD_DIM];
     const uint8_t *block = (const uint8_t *)header;
     const void *rows = block + layout_head_rows_offset(&fixture->shape, layer, head);
-    fixture->kernels->block_sums(rows, LAYOUT_BLOCK_TOKENS, fixture->shape.head_dim, sums);
+    fixture->kernels->block_sums(rows, LAYOUT_BLOCK_TOKENS, fixture->shape.head_dim,
+                                 (enum kernels_rows)fixture->shape.codec, sums);
     return memcmp(sums, block + layout_head_sums_offset(&fixture->shape, layer, head),
                   fixture->shape.head_dim * 2 * sizeof(float)) == 0;
 }
@@ -143,8 +163,8 @@ bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *
                             struct block_handle handle)
 {
     struct blocks_view view;
-    uint16_t row[2 * KERNELS_MAX_HEAD_DIM];
-    uint32_t row_elements = fixture->shape.head_dim * 2;
+    uint8_t row[FIXTURE_ROW];
+    uint64_t row_bytes = layout_row_bytes(&fixture->shape);
     if (blocks_find(blocks, session, handle, &view) != 0)
         return false;
     uint32_t n_ids = atomic_load(&view.header->n_ids);
@@ -155,10 +175,10 @@ bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *
     for (uint32_t layer = 0; layer < fixture->shape.n_layers; layer++) {
         uint32_t n_rows = blocks_n_rows(&view, layer);
         for (uint32_t head = 0; head < fixture->shape.n_kv_heads; head++) {
-            const uint16_t *rows = blocks_head_rows(blocks, &view, layer, head);
+            const uint8_t *rows = blocks_head_rows(blocks, &view, layer, head);
             for (uint32_t i = 0; i < n_rows; i++) {
                 fixture_row(fixture, session, view.number * LAYOUT_BLOCK_TOKENS + i, layer, head, row);
-                if (memcmp(row, rows + (size_t)i * row_elements, row_elements * sizeof(uint16_t)) != 0)
+                if (memcmp(row, rows + i * row_bytes, row_bytes) != 0)
                     return false;
             }
             if (n_rows == LAYOUT_BLOCK_TOKENS && !sums_are_right(fixture, view.header, layer, head))

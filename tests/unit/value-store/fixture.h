@@ -10,6 +10,7 @@
 #define FIXTURE_SESSION 0x5e5510001u
 #define FIXTURE_OTHER   0x5e5510002u
 #define FIXTURE_STORE   3u
+#define FIXTURE_ROW     (4u * KERNELS_MAX_HEAD_DIM) /* the largest row */
 
 struct fixture {
     struct row_shape shape;
@@ -27,10 +28,12 @@ struct blocks_owner fixture_owner(const struct fixture *fixture, uint64_t incarn
 
 uint32_t fixture_id(uint64_t session, uint32_t position);
 void fixture_row(const struct fixture *fixture, uint64_t session, uint32_t position, uint32_t layer, uint32_t kv_head,
-                 uint16_t *row); /* [K|V] */
+                 void *row); /* layout_row_bytes, as the shape's codec has it */
+/* What a row says: [K|V] as f32, decoded here by what layout.h says of codecs. */
+void fixture_decode(const struct row_shape *shape, const void *row, float *kv);
 /* Rows of n tokens as an append carries them; malloc'd. */
-uint16_t *fixture_rows(const struct fixture *fixture, uint64_t session, uint32_t position, uint32_t n_tokens,
-                       uint32_t layer);
+void *fixture_rows(const struct fixture *fixture, uint64_t session, uint32_t position, uint32_t n_tokens,
+                   uint32_t layer);
 
 void fixture_session(struct blocks *blocks, uint64_t session);
 struct blocks_reservation fixture_reservation(uint32_t index, uint32_t generation, uint32_t number);

@@ -83,9 +83,10 @@ static bool in_lanes(uint32_t number, uint32_t lanes)
 }
 
 /* A store with those blocks of the session that lie in `lanes`. */
-void requests_fill(struct fixture *fixture, uint32_t lanes)
+void requests_fill(struct fixture *fixture, enum row_codec codec, uint32_t lanes)
 {
-    fixture_open(fixture, &fixture_shape, N_BLOCKS + 1);
+    const struct row_shape shape = {.n_layers = 3, .n_kv_heads = 2, .head_dim = HEAD_DIM, .codec = codec};
+    fixture_open(fixture, &shape, N_BLOCKS + 1);
     fixture_session(fixture->blocks, FIXTURE_SESSION);
     fixture_session(fixture->blocks, FIXTURE_OTHER);
     fixture_reserve(fixture->blocks, FIXTURE_OTHER, N_BLOCKS, 1, 0);
@@ -105,10 +106,17 @@ void requests_fill(struct fixture *fixture, uint32_t lanes)
 
 struct fixture requests_whole;
 
-int requests_set_up(void **state)
+int requests_set_up_f16(void **state)
 {
     (void)state;
-    requests_fill(&requests_whole, 0xfff);
+    requests_fill(&requests_whole, ROW_CODEC_F16, 0xfff);
+    return 0;
+}
+
+int requests_set_up_q8_0(void **state)
+{
+    (void)state;
+    requests_fill(&requests_whole, ROW_CODEC_Q8_0, 0xfff);
     return 0;
 }
 
@@ -121,55 +129,127 @@ int requests_tear_down(void **state)
     return result;
 }
 
-uint64_t requests_masks[N_BLOCKS];
-float requests_queries[2][MAX_Q][HEAD_DIM]; /* per KV head */
+uint64_t requests_masks[2][N_BLOCKS];
+float requests_queries[2][MAX_Q][HEAD_DIM];
+float requests_masses[2][MAX_Q][N_BLOCKS];
+float requests_references[2][MAX_Q];
+
+static float random_number(float least, float most)
+{
+    return least + (most - least) * (float)(rand() % 2001) / 2000;
+}
+
+static uint64_t random_mask(bool everything)
+{
+    uint64_t bits = 0;
+    int share = rand() % 3 == 0 ? 2 : 6; /* blocks with many rows and with few are attended to in different ways */
+    for (uint32_t token = 0; token < 64; token++)
+        bits |= (uint64_t)(everything || rand() % share == 0) << token;
+    return !everything && rand() % 7 == 0 ? 0 : bits;
+}
 
 void requests_choose(uint32_t seed, bool everything)
 {
-    srand((int)seed < 0 ? 1 : seed);
-    for (uint32_t number = 0; number < N_BLOCKS; number++) {
-        uint64_t bits = 0;
-        for (uint32_t token = 0; token < 64; token++)
-            bits |= (uint64_t)(everything || rand() % 5 == 0) << token;
-        if (!everything && rand() % 7 == 0)
-            bits = 0;
-        requests_masks[number] = number == N_BLOCKS - 1 ? bits & ((UINT64_C(1) << LAST_ROWS) - 1) : bits;
+    srand(seed);
+    for (uint32_t head = 0; head < 2; head++) {
+        for (uint32_t number = 0; number < N_BLOCKS; number++)
+            requests_masks[head][number] = random_mask(everything);
+        requests_masks[head][N_BLOCKS - 1] &= (UINT64_C(1) << LAST_ROWS) - 1;
+        for (uint32_t query = 0; query < MAX_Q; query++) {
+            for (uint32_t i = 0; i < HEAD_DIM; i++)
+                requests_queries[head][query][i] = random_number(-2, 2);
+            for (uint32_t number = 0; number < N_BLOCKS; number++)
+                requests_masses[head][query][number] = rand() % 5 == 0 ? 0 : random_number(0, 3);
+            requests_masses[head][query][N_BLOCKS - 1] = 0;
+            requests_references[head][query] = random_number(-3, 3);
+        }
     }
-    for (uint32_t i = 0; i < 2 * MAX_Q * HEAD_DIM; i++)
-        (&requests_queries[0][0][0])[i] = (float)(rand() % 2001 - 1000) * 0.004f;
 }
 
-/* Two items (KV heads) sharing the runs of `lanes`. Returns where their results are to lie. */
-void requests_ask(struct request *request, uint32_t lanes, uint32_t n_queries, uint32_t ret_results[2])
+float requests_weight(uint32_t head, uint32_t query, uint32_t number, uint32_t token)
+{
+    return (float)((head * 7919 + query * 104729 + number * 1299709 + token * 15485863) % 1013) / 500;
+}
+
+static uint32_t put_masses(struct request *request, uint32_t head, uint32_t n_queries, const uint32_t *numbers,
+                           uint32_t n_blocks)
+{
+    uint32_t offset = requests_put(request, NULL, 0);
+    for (uint32_t query = 0; query < n_queries; query++) {
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            memcpy(request->bytes + request->header->n_bytes, &requests_masses[head][query][numbers[i]], sizeof(float));
+            request->header->n_bytes += (uint32_t)sizeof(float);
+        }
+    }
+    return offset;
+}
+
+static uint32_t put_weights(struct request *request, uint32_t head, uint32_t n_queries, const uint32_t *numbers,
+                            uint32_t n_blocks)
+{
+    uint32_t offset = requests_put(request, NULL, 0);
+    for (uint32_t query = 0; query < n_queries; query++) {
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            for (uint32_t token = 0; token < 64; token++) {
+                float weight = requests_weight(head, query, numbers[i], token);
+                if (!(requests_masks[head][numbers[i]] >> token & 1))
+                    continue;
+                memcpy(request->bytes + request->header->n_bytes, &weight, sizeof(weight));
+                request->header->n_bytes += (uint32_t)sizeof(weight);
+            }
+        }
+    }
+    assert_true(request->header->n_bytes <= AREA);
+    return offset;
+}
+
+/* Two items (KV heads) sharing the blocks of `lanes`. Returns where their results are to lie. */
+void requests_ask(struct request *request, const struct asked *asked, uint32_t ret_results[2])
 {
     struct aggregate_item items[2];
-    struct mask_run runs[N_BLOCKS];
-    uint32_t n_runs = 0, touched = 0;
+    struct block_handle handles[N_BLOCKS];
+    uint32_t numbers[N_BLOCKS], n_blocks = 0, touched = 0, n_queries = asked->n_queries;
     for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
-        for (uint32_t number = lane; number < N_BLOCKS && in_lanes(lane, lanes); number += LAYOUT_N_LANES) {
-            runs[n_runs++] = (struct mask_run){.handle = requests_handle(number), .mask = requests_masks[number]};
+        for (uint32_t number = lane; number < N_BLOCKS && in_lanes(lane, asked->lanes); number += LAYOUT_N_LANES) {
+            numbers[n_blocks] = number;
+            handles[n_blocks++] = requests_handle(number);
             touched |= 1u << lane;
         }
     }
     for (uint32_t head = 0; head < 2; head++) {
-        uint32_t q_offset = requests_put(request, requests_queries[head], n_queries * HEAD_DIM * sizeof(float));
+        uint64_t masks[N_BLOCKS];
+        uint32_t n_selected = 0;
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            masks[i] = requests_masks[head][numbers[i]];
+            n_selected += (uint32_t)__builtin_popcountll(masks[i]);
+        }
         ret_results[head] =
             requests_room(request, (size_t)__builtin_popcount(touched) * n_queries * N_PARTIAL * sizeof(float));
         items[head] = (struct aggregate_item){
             .session = FIXTURE_SESSION,
             .kv_head = head,
-            .mode = AGGREGATE_RESCORE,
+            .mode = asked->mode,
             .n_queries = n_queries,
-            .q_offset = q_offset,
-            .first_run = 0,
-            .n_runs = n_runs,
+            .n_blocks = n_blocks,
             .lanes = touched,
-            .scale = 0.35f,
+            .masks_offset = requests_put(request, masks, n_blocks * sizeof(masks[0])),
+            .scale = 0.15f,
             .result_offset = ret_results[head],
         };
+        if (asked->mode == AGGREGATE_RESCORE) {
+            items[head].q_offset =
+                requests_put(request, requests_queries[head], n_queries * sizeof(requests_queries[0][0]));
+        } else {
+            items[head].weights_offset = put_weights(request, head, n_queries, numbers, n_blocks);
+            items[head].n_weights = n_selected;
+        }
+        if (asked->tail)
+            items[head].masses_offset = put_masses(request, head, n_queries, numbers, n_blocks);
+        if (asked->tail || asked->mode == AGGREGATE_WEIGHTS)
+            items[head].references_offset = requests_put(request, requests_references[head], n_queries * sizeof(float));
     }
-    request->header->runs_offset = requests_put(request, runs, n_runs * sizeof(runs[0]));
-    request->header->n_runs = n_runs;
+    request->header->blocks_offset = requests_put(request, handles, n_blocks * sizeof(handles[0]));
+    request->header->n_blocks = n_blocks;
     request->header->items_offset = requests_put(request, items, sizeof(items));
     request->header->n_items = 2;
 }

@@ -7,16 +7,20 @@
 #include "tests/unit/value-store/fixture.h"
 #include "value-store/request.h"
 
-#define N_BLOCKS      30u /* of the session, the last one half full */
-#define LAST_ROWS     37u
-#define AREA          (1u << 17)
-#define REQUEST_ID    0x1234567890abcdefu
-#define MAX_Q         80u
-#define HEAD_DIM      8u
-#define N_PARTIAL     KERNELS_PARTIAL_FLOATS(HEAD_DIM)
-#define LAYER         1u
-#define ITEM(request) ((struct aggregate_item *)(void *)((request)->bytes + (request)->header->items_offset))
-#define RUN(request)  ((struct mask_run *)(void *)((request)->bytes + (request)->header->runs_offset))
+#define N_BLOCKS       30u /* of the session, the last one half full */
+#define LAST_ROWS      37u
+#define AREA           (1u << 19)
+#define REQUEST_ID     0x1234567890abcdefu
+#define MAX_Q          80u
+#define HEAD_DIM       40u /* not a multiple of a q8_0 group */
+#define N_PARTIAL      KERNELS_PARTIAL_FLOATS(HEAD_DIM)
+#define LAYER          1u
+#define ITEM(request)  ((struct aggregate_item *)(void *)((request)->bytes + (request)->header->items_offset))
+#define BLOCK(request) ((struct block_handle *)(void *)((request)->bytes + (request)->header->blocks_offset))
+#define MASKS(request, item)                                                                                           \
+    ((uint64_t *)(void *)((request)->bytes + ITEM(request)[item].masks_offset)) /* [n_blocks] */
+#define MASSES(request, item)                                                                                          \
+    ((float *)(void *)((request)->bytes + ITEM(request)[item].masses_offset)) /* [n_queries][n_blocks] */
 
 /* A request being written, and the slot it lies in. */
 struct request {
@@ -37,16 +41,28 @@ struct request_result requests_serve(struct request *request, struct blocks *blo
 /* Number n lies in block N_BLOCKS - 1 - n: order in memory means nothing. */
 struct block_handle requests_handle(uint32_t number);
 
-/* A store with those blocks of the session that lie in `lanes`. */
-void requests_fill(struct fixture *fixture, uint32_t lanes);
+/* A store with those blocks of the session that lie in `lanes`, and block 0 of FIXTURE_OTHER in N_BLOCKS. */
+void requests_fill(struct fixture *fixture, enum row_codec codec, uint32_t lanes);
 
 extern struct fixture requests_whole; /* all lanes; from set-up to tear-down of a test */
-int requests_set_up(void **state);
+int requests_set_up_f16(void **state);
+int requests_set_up_q8_0(void **state);
 int requests_tear_down(void **state);
 
-extern uint64_t requests_masks[N_BLOCKS];
-extern float requests_queries[2][MAX_Q][HEAD_DIM]; /* per KV head */
+/* What is asked, per KV head. */
+extern uint64_t requests_masks[2][N_BLOCKS];
+extern float requests_queries[2][MAX_Q][HEAD_DIM];
+extern float requests_masses[2][MAX_Q][N_BLOCKS]; /* none for the last block, which has no sums */
+extern float requests_references[2][MAX_Q];
 void requests_choose(uint32_t seed, bool everything);
+float requests_weight(uint32_t head, uint32_t query, uint32_t number, uint32_t token); /* of a selected row */
 
-/* Two items (KV heads) sharing the runs of `lanes`. Returns where their results are to lie. */
-void requests_ask(struct request *request, uint32_t lanes, uint32_t n_queries, uint32_t ret_results[2]);
+struct asked {
+    uint32_t lanes;
+    uint32_t n_queries;
+    enum aggregate_mode mode;
+    bool tail;
+};
+
+/* Two items (KV heads) sharing the blocks of `lanes`. Returns where their results are to lie. */
+void requests_ask(struct request *request, const struct asked *asked, uint32_t ret_results[2]);

@@ -49,7 +49,7 @@ static uint32_t generation_of(const struct fixture *fixture, uint32_t index)
  */
 struct tokens {
     uint32_t ids[N_BLOCKS][64];
-    uint16_t *rows[N_BLOCKS][N_LAYERS];
+    void *rows[N_BLOCKS][N_LAYERS];
 };
 
 static void prepare(const struct fixture *fixture, struct tokens *tokens)

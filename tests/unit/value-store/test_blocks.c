@@ -136,7 +136,7 @@ static void what_is_there_is_skipped(void **state)
     struct fixture *fixture = *state;
     assert_int_equal(fixture_append(fixture, fixture->blocks, FIXTURE_SESSION, first_block, 0, 0, 10, ALL), 0);
     /* Other rows for tokens that are there: the first ones stay. */
-    uint16_t *other = fixture_rows(fixture, FIXTURE_OTHER, 0, 10, 2);
+    void *other = fixture_rows(fixture, FIXTURE_OTHER, 0, 10, 2);
     struct blocks_append append = {
         .session = FIXTURE_SESSION, .handle = first_block, .layer = 2, .first_token = 0, .n_tokens = 10, .rows = other};
     assert_int_equal(blocks_append(fixture->blocks, &append), 0);
@@ -160,7 +160,7 @@ static void another_id_is_refused_and_nothing_written(void **state)
     for (uint32_t i = 0; i < 20; i++)
         ids[i] = fixture_id(FIXTURE_SESSION, i);
     ids[9]++;
-    uint16_t *rows = fixture_rows(fixture, FIXTURE_SESSION, 0, 20, 0);
+    void *rows = fixture_rows(fixture, FIXTURE_SESSION, 0, 20, 0);
     struct blocks_append append = {
         .session = FIXTURE_SESSION, .handle = first_block, .n_tokens = 20, .ids = ids, .rows = rows};
     assert_int_equal(blocks_append(fixture->blocks, &append), -EEXIST);
@@ -173,7 +173,7 @@ static void gaps_are_refused(void **state)
 {
     struct fixture *fixture = *state;
     uint32_t ids[64] = {0};
-    uint16_t *rows = fixture_rows(fixture, FIXTURE_SESSION, 0, 64, 1);
+    void *rows = fixture_rows(fixture, FIXTURE_SESSION, 0, 64, 1);
     struct blocks_append append = {.session = FIXTURE_SESSION, .handle = first_block, .n_tokens = 2};
     assert_int_equal(fixture_append(fixture, fixture->blocks, FIXTURE_SESSION, first_block, 0, 0, 10, 0), 0);
 

@@ -13,6 +13,12 @@
 
 #include <cmocka.h>
 
+#ifdef HCATTN_SANITIZED
+#define N_ROUNDS 1500u
+#else
+#define N_ROUNDS 6000u
+#endif
+
 static struct append_entry *append_at(struct request *request, uint32_t index)
 {
     return (struct append_entry *)(void *)(request->bytes + request->header->appends_offset) + index;
@@ -24,32 +30,34 @@ static struct fetch_entry *fetch_at(struct request *request, uint32_t index)
 }
 
 /* One of everything, all of it right (appends are of what is there already): what each case below breaks. */
-static void write_good(struct request *request)
+static void write_good(struct request *request, enum aggregate_mode mode)
 {
+    const struct asked asked = {0xfff, 2, mode, true};
+    const size_t row_bytes = layout_row_bytes(&requests_whole.shape);
     uint32_t results[2], ids[2];
     requests_begin(request);
     requests_choose(9, false);
-    requests_masks[3] |= 1;
-    requests_ask(request, 0xfff, 2, results);
+    requests_ask(request, &asked, results);
     struct append_entry appends[2];
     struct fetch_entry fetches[2];
-    uint16_t *rows = fixture_rows(&requests_whole, FIXTURE_SESSION, (N_BLOCKS - 1) * 64, 2, LAYER);
+    void *rows = fixture_rows(&requests_whole, FIXTURE_SESSION, (N_BLOCKS - 1) * 64, 2, LAYER);
     for (uint32_t i = 0; i < 2; i++)
         ids[i] = fixture_id(FIXTURE_SESSION, (N_BLOCKS - 1) * 64 + i);
     for (uint32_t i = 0; i < 2; i++) {
         appends[i] = (struct append_entry){
             .session = FIXTURE_SESSION,
             .handle = requests_handle(N_BLOCKS - 1),
+            .layer = LAYER,
             .n_tokens = 2,
             .flags = APPEND_IDS | APPEND_ROWS,
             .ids_offset = requests_put(request, ids, sizeof(ids)),
-            .rows_offset = requests_put(request, rows, 2 * 2 * 4 * HEAD_DIM),
+            .rows_offset = requests_put(request, rows, 2 * 2 * row_bytes),
         };
         fetches[i] = (struct fetch_entry){
             .session = FIXTURE_SESSION,
             .handle = requests_handle(i),
             .n_tokens = 64,
-            .result_offset = requests_room(request, 64 * 4 * HEAD_DIM),
+            .result_offset = requests_room(request, 64 * row_bytes),
         };
     }
     free(rows);
@@ -67,7 +75,7 @@ static void write_good(struct request *request)
     X(NONE, 0, -EINVAL, r->header->items_offset = UINT32_MAX - 15)                                                     \
     X(NONE, 0, -EINVAL, r->header->n_items = UINT32_MAX)                                                               \
     X(NONE, 0, -EINVAL, r->header->n_appends = 3)                                                                      \
-    X(NONE, 0, -EINVAL, r->header->n_runs = 1u << 14)                                                                  \
+    X(NONE, 0, -EINVAL, r->header->n_blocks = 1u << 28)                                                                \
     X(NONE, 0, -EINVAL, r->header->fetches_offset = r->header->n_bytes)                                                \
     X(APPEND, 1, -ESTALE, append_at(r, 1)->session++)                                                                  \
     X(APPEND, 1, -ESTALE, append_at(r, 1)->handle.generation++)                                                        \
@@ -84,21 +92,21 @@ static void write_good(struct request *request)
     X(APPEND, 1, -EINVAL, append_at(r, 1)->ids_offset = r->header->n_bytes)                                            \
     X(APPEND, 1, -EINVAL, append_at(r, 1)->rows_offset = UINT32_MAX - 15)                                              \
     X(APPEND, 0, -EINVAL, append_at(r, 0)->rows_offset += 2)                                                           \
-    X(APPEND, 0, -EINVAL, r->header->layer = 3)                                                                        \
+    X(APPEND, 0, -EINVAL, append_at(r, 0)->layer = 3)                                                                  \
     X(AGGREGATE, 0, -EINVAL, (r->header->n_appends = 0, r->header->layer = 3))                                         \
     X(AGGREGATE, 0, -EINVAL, (r->header->n_appends = 0, r->header->layer = UINT32_MAX))                                \
     X(AGGREGATE, 0, -EINVAL, ITEM(r)[0].kv_head = 2)                                                                   \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].kv_head = UINT32_MAX)                                                          \
-    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].mode = 2)                                                                      \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].mode = 3)                                                                      \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_queries = 0)                                                                 \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_queries = UINT32_MAX)                                                        \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].q_offset += 8)                                                                 \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].q_offset = r->header->n_bytes / 16 * 16)                                       \
-    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].first_run = 1)                                                                 \
-    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].first_run = UINT32_MAX)                                                        \
-    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_runs = 0)                                                                    \
-    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_runs = UINT32_MAX)                                                           \
-    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_runs -= 2)                                                                   \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].first_block = 1)                                                               \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].first_block = UINT32_MAX)                                                      \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_blocks = 0)                                                                  \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_blocks = UINT32_MAX)                                                         \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_blocks -= 2)                                                                 \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].lanes = 0x7ff)                                                                 \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].lanes = 0x1fff)                                                                \
     X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].lanes = 0)                                                                     \
@@ -111,16 +119,30 @@ static void write_good(struct request *request)
     X(AGGREGATE, 1, -ESTALE, ITEM(r)[1].session = FIXTURE_OTHER)                                                       \
     X(AGGREGATE, 1, -ESTALE, ITEM(r)[1].session = 0)                                                                   \
     X(AGGREGATE, 0, -ESTALE, ITEM(r)[0].session++)                                                                     \
-    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle.generation++)                                                            \
-    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle.generation = 0)                                                          \
-    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle.index = N_BLOCKS + 1)                                                    \
-    X(AGGREGATE, 0, -ESTALE, RUN(r)[4].handle = ((struct block_handle){N_BLOCKS, 1}))                                  \
-    X(AGGREGATE, 0, -EINVAL, RUN(r)[1] = RUN(r)[0])                                                                    \
-    X(AGGREGATE, 0, -EINVAL, RUN(r)[1].handle = requests_handle(1))                                                    \
-    X(AGGREGATE, 0, -EINVAL, (RUN(r)[0].handle = requests_handle(12), RUN(r)[1].handle = requests_handle(0)))          \
-    X(AGGREGATE, 0, -EINVAL, (RUN(r)[0].handle = requests_handle(1)))                                                  \
-    X(AGGREGATE, 0, -ENODATA, last_run(r)->mask = UINT64_C(1) << LAST_ROWS)                                            \
-    X(AGGREGATE, 0, -ENODATA, last_run(r)->mask |= UINT64_C(1) << 63)                                                  \
+    X(AGGREGATE, 0, -ESTALE, BLOCK(r)[4].generation++)                                                                 \
+    X(AGGREGATE, 0, -ESTALE, BLOCK(r)[4].generation = 0)                                                               \
+    X(AGGREGATE, 0, -ESTALE, BLOCK(r)[4].index = N_BLOCKS + 1)                                                         \
+    X(AGGREGATE, 0, -ESTALE, BLOCK(r)[4] = ((struct block_handle){N_BLOCKS, 1}))                                       \
+    X(AGGREGATE, 0, -EINVAL, BLOCK(r)[1] = BLOCK(r)[0])                                                                \
+    X(AGGREGATE, 0, -EINVAL, BLOCK(r)[1] = requests_handle(1))                                                         \
+    X(AGGREGATE, 0, -EINVAL, (BLOCK(r)[0] = requests_handle(12), BLOCK(r)[1] = requests_handle(0)))                    \
+    X(AGGREGATE, 0, -EINVAL, (BLOCK(r)[0] = requests_handle(1)))                                                       \
+    X(AGGREGATE, 0, -ENODATA, MASKS(r, 0)[last_block(r)] = UINT64_C(1) << LAST_ROWS)                                   \
+    X(AGGREGATE, 0, -ENODATA, MASKS(r, 0)[last_block(r)] |= UINT64_C(1) << 63)                                         \
+    X(AGGREGATE, 1, -ENODATA, MASSES(r, 1)[last_block(r)] = 1e-30f)                                                    \
+    X(AGGREGATE, 1, -ENODATA, MASSES(r, 1)[N_BLOCKS + last_block(r)] = -1)                                             \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].mode = 0)                                                                      \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_weights = 1)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].q_offset = 48)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].masks_offset = 0)                                                              \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].masks_offset += 8)                                                             \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].masks_offset = r->header->n_bytes / 16 * 16)                                   \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].masses_offset += 4)                                                            \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].masses_offset = r->header->n_bytes / 16 * 16)                                  \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].masses_offset = 16)                                                            \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].references_offset = 0)                                                         \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].references_offset += 4)                                                        \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].references_offset = UINT32_MAX - 15)                                           \
     X(FETCH, 1, -EINVAL, fetch_at(r, 1)->layer = 3)                                                                    \
     X(FETCH, 1, -EINVAL, fetch_at(r, 1)->kv_head = 2)                                                                  \
     X(FETCH, 1, -EINVAL, fetch_at(r, 1)->n_tokens = 0)                                                                 \
@@ -135,11 +157,25 @@ static void write_good(struct request *request)
     X(FETCH, 1, -ESTALE, fetch_at(r, 1)->handle.generation++)                                                          \
     X(FETCH, 1, -ENODATA, fetch_at(r, 1)->handle = requests_handle(N_BLOCKS - 1))
 
-static struct mask_run *last_run(struct request *r)
+#define WEIGHTS_CASES                                                                                                  \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_weights--)                                                                   \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_weights = 0)                                                                 \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].n_weights = UINT32_MAX)                                                        \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].weights_offset = 0)                                                            \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].weights_offset += 4)                                                           \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].weights_offset = UINT32_MAX - 15)                                              \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].references_offset = 0)                                                         \
+    X(AGGREGATE, 1, -EINVAL, (ITEM(r)[1].references_offset = 0, ITEM(r)[1].masses_offset = 0))                         \
+    X(AGGREGATE, 1, -EINVAL, ITEM(r)[1].mode = AGGREGATE_RESCORE)                                                      \
+    X(AGGREGATE, 0, -EINVAL, MASKS(r, 0)[2] ^= 1)                                                                      \
+    X(AGGREGATE, 0, -ENODATA, MASKS(r, 0)[last_block(r)] = UINT64_C(1) << LAST_ROWS)                                   \
+    X(AGGREGATE, 0, -ENODATA, MASSES(r, 0)[last_block(r)] = NAN)
+
+static uint32_t last_block(struct request *r)
 {
     for (uint32_t i = 0;; i++) {
-        if (RUN(r)[i].handle.index == requests_handle(N_BLOCKS - 1).index)
-            return &RUN(r)[i];
+        if (BLOCK(r)[i].index == requests_handle(N_BLOCKS - 1).index)
+            return i;
     }
 }
 
@@ -147,22 +183,29 @@ static void malformed_requests_are_refused(void **state)
 {
     (void)state;
     struct request request, *r = &request;
+    struct request_result result;
     uint8_t *before = malloc(requests_whole.plan.n_bytes);
     assert_non_null(before);
     memcpy(before, requests_whole.segment, requests_whole.plan.n_bytes);
-    write_good(r);
-    struct request_result result = requests_serve(r, requests_whole.blocks, NULL);
-    assert_int_equal(result.status, 0);
+#define GOOD(mode)                                                                                                     \
+    write_good(r, mode);                                                                                               \
+    assert_int_equal(requests_serve(r, requests_whole.blocks, NULL).status, 0);                                        \
     requests_end(r);
-#define X(kind, index, wanted, change)                                                                                 \
-    write_good(r);                                                                                                     \
+#define CASE(mode, kind, index, wanted, change)                                                                        \
+    write_good(r, mode);                                                                                               \
     change;                                                                                                            \
     result = requests_serve(r, requests_whole.blocks, NULL);                                                           \
     if (result.status != (wanted) || result.entry != REPLY_ENTRY(REPLY_ENTRY_##kind, index))                           \
         fail_msg("%s: status %d, entry %x", #change, result.status, result.entry);                                     \
     assert_int_equal(result.n_bytes, sizeof(struct reply_header));                                                     \
     requests_end(r);
+    GOOD(AGGREGATE_RESCORE)
+    GOOD(AGGREGATE_WEIGHTS)
+#define X(kind, index, wanted, change) CASE(AGGREGATE_RESCORE, kind, index, wanted, change)
     CASES
+#undef X
+#define X(kind, index, wanted, change) CASE(AGGREGATE_WEIGHTS, kind, index, wanted, change)
+    WEIGHTS_CASES
 #undef X
     assert_memory_equal(before, requests_whole.segment, requests_whole.plan.n_bytes);
     free(before);
@@ -175,7 +218,7 @@ static void sizes_are_checked(void **state)
     struct request request;
     struct request_result result;
     struct aggregate *aggregate;
-    write_good(&request);
+    write_good(&request, AGGREGATE_RESCORE);
     assert_int_equal(aggregate_new(requests_whole.kernels, NULL, NULL, &aggregate), 0);
     const uint32_t sizes[] = {0, 63, request.header->n_bytes - 1, request.header->n_bytes + 1, AREA + 1, UINT32_MAX};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
@@ -201,11 +244,11 @@ static void sizes_are_checked(void **state)
 static void random_changes_do_no_harm(void **state)
 {
     (void)state;
-    uint32_t n_refused = 0, n_rounds = 3000;
+    uint32_t n_refused = 0, n_rounds = N_ROUNDS;
     for (uint32_t round = 0; round < n_rounds; round++) {
         struct request request;
         char text[BLOCKS_CHECK_TEXT];
-        write_good(&request);
+        write_good(&request, round % 2 ? AGGREGATE_RESCORE : AGGREGATE_WEIGHTS);
         srand(round);
         for (int change = rand() % 3; change >= 0; change--) {
             uint32_t words = request.header->n_bytes / 4;
@@ -224,9 +267,9 @@ int main(void)
 {
     kernels_thread_setup();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(malformed_requests_are_refused, requests_set_up, requests_tear_down),
-        cmocka_unit_test_setup_teardown(sizes_are_checked, requests_set_up, requests_tear_down),
-        cmocka_unit_test_setup_teardown(random_changes_do_no_harm, requests_set_up, requests_tear_down),
+        cmocka_unit_test_setup_teardown(malformed_requests_are_refused, requests_set_up_f16, requests_tear_down),
+        cmocka_unit_test_setup_teardown(sizes_are_checked, requests_set_up_f16, requests_tear_down),
+        cmocka_unit_test_setup_teardown(random_changes_do_no_harm, requests_set_up_f16, requests_tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -130,12 +130,13 @@ static int append(struct peers *peers, uint32_t number, uint32_t n, uint32_t lay
     *(struct append_entry *)at(peers, slot, 64) = (struct append_entry){
         .session = FIXTURE_SESSION,
         .handle = {.index = number, .generation = 1},
+        .layer = layer,
         .n_tokens = n,
         .flags = layer == 0 ? APPEND_IDS | APPEND_ROWS : APPEND_ROWS,
         .ids_offset = 128,
         .rows_offset = 1024,
     };
-    uint16_t *rows = fixture_rows(&rows_of, FIXTURE_SESSION, number * 64, n, layer);
+    void *rows = fixture_rows(&rows_of, FIXTURE_SESSION, number * 64, n, layer);
     uint32_t n_bytes = n * 2 * 4 * HEAD_DIM;
     memcpy(at(peers, slot, 1024), rows, n_bytes);
     free(rows);
@@ -157,10 +158,11 @@ static int read_back(struct peers *peers, struct answers *ret_answers)
 {
     const uint32_t slot = 1, result_offset = 64, fetch_offset = 2048;
     struct request_header *header = begin(peers, slot, 1);
-    struct mask_run *runs = at(peers, slot, 256);
+    struct block_handle *handles = at(peers, slot, 256);
+    uint64_t *masks = at(peers, slot, 320);
     float *q = at(peers, slot, 512);
     for (uint32_t i = 0; i < N_BLOCKS; i++)
-        runs[i] = (struct mask_run){.handle = {i, 1}, .mask = i == 2 ? 0xfffff : 0xf0f0f0f0f0f0f0f0u};
+        handles[i] = (struct block_handle){i, 1}, masks[i] = i == 2 ? 0xfffff : 0xf0f0f0f0f0f0f0f0u;
     for (uint32_t i = 0; i < N_QUERIES * HEAD_DIM; i++)
         q[i] = (float)i * 0.05f - 0.4f;
     *(struct aggregate_item *)at(peers, slot, 128) = (struct aggregate_item){
@@ -169,7 +171,8 @@ static int read_back(struct peers *peers, struct answers *ret_answers)
         .mode = AGGREGATE_RESCORE,
         .n_queries = N_QUERIES,
         .q_offset = 512,
-        .n_runs = N_BLOCKS,
+        .n_blocks = N_BLOCKS,
+        .masks_offset = 320,
         .lanes = 7,
         .scale = 0.3f,
         .result_offset = result_offset,
@@ -182,7 +185,7 @@ static int read_back(struct peers *peers, struct answers *ret_answers)
         .result_offset = fetch_offset,
     };
     header->n_items = 1, header->items_offset = 128;
-    header->n_runs = N_BLOCKS, header->runs_offset = 256;
+    header->n_blocks = N_BLOCKS, header->blocks_offset = 256;
     header->n_fetches = 1, header->fetches_offset = 64;
     memset(peers_reply(peers, slot), 0, PEERS_REPLY_BYTES);
     int status = ask(peers, slot, 512 + N_QUERIES * HEAD_DIM * 4);
