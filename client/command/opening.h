@@ -5,9 +5,9 @@
 #include "common/options.h"
 
 /* What --policy takes; a test holds it against proto/policy.h. */
-#define OPENING_POLICIES                                                                                               \
-    "default (rot2,deviation=0.02), quality (rot4,deviation=0.01), full (every old token is read), or "                \
-    "f16|rot4|rot3|rot2,deviation=0..2|mass=0..1[,weights][,notail]"
+#define OPENING_PRESETS  "default (rot2,deviation=0.02), quality (rot4,deviation=0.01), full (every old token is read)"
+#define OPENING_GRAMMAR  "f16|rot4|rot3|rot2,deviation=0..2|mass=0..1[,weights][,notail]"
+#define OPENING_POLICIES OPENING_PRESETS ", or " OPENING_GRAMMAR
 
 #define OPENING_OPTIONS                                                                                                \
     {.name = "policy",                                                                                                 \

@@ -20,7 +20,8 @@ static const struct option_spec specs[] = {
 static const struct options_table table = {
     .program = NAME,
     .usage = "NAME",
-    .summary = "Sets the policy of new sessions, or of one that is empty. NAME is\n" OPENING_POLICIES ".",
+    .summary = "Sets the policy of new sessions, or of one that is empty. There is:\n  " OPENING_PRESETS
+               ",\n  " OPENING_GRAMMAR,
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
     .other_names = option_names_all,

@@ -15,9 +15,8 @@ static const struct option_spec specs[] = {
 static const struct options_table table = {
     .program = NAME,
     .usage = "[ID]",
-    .summary =
-        "Shows the open sessions; or one of them in detail: which share of its old tokens was read, from where, and "
-        "what took the time.",
+    .summary = "Shows the open sessions; or one of them in detail: which share of its old tokens was read,\n"
+               "from where, and what took the time.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
     .other_names = option_names_all,

@@ -13,9 +13,8 @@ static const struct option_spec specs[] = {COMMAND_CLIENT_OPTIONS};
 static const struct options_table table = {
     .program = NAME,
     .usage = "ring|routed",
-    .summary =
-        "Sets how requests travel from the workers to the stores: through rings in shared memory, or through the "
-        "coordinator. Running generations go on.",
+    .summary = "Sets how requests travel from the workers to the stores: through rings in shared memory, or through\n"
+               "the coordinator. Running generations go on.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
     .other_names = option_names_all,

@@ -173,6 +173,8 @@ void fake_coordinator_error(struct fake_coordinator *fake, uint64_t request, Hca
     error.n_ctx = 4096;
     error.bytes_asked = 77;
     error.bytes_free = 33;
+    error.n_queued = 3;
+    error.max_queued = 8;
     reply.request_id = request;
     reply.reply_case = HCATTN__REPLY__REPLY_ERROR;
     reply.error = &error;

@@ -69,6 +69,10 @@ static void test_foreground(void **state)
     assert_non_null(strstr(line, "--memory 64MiB"));
     assert_true(programs_started(programs, "hc-coordinator", 0, 1, line, sizeof(line)) > 0);
     assert_non_null(strstr(line, "--stores 2"));
+    assert_non_null(strstr(line, "--workers 1"));
+    assert_non_null(strstr(line, "--policy default"));
+    assert_non_null(strstr(line, "--transport ring"));
+    assert_null(strstr(line, "--exact-tokens"));
     assert_true(programs_started(programs, "hc-gpu-worker", 0, 1, line, sizeof(line)) > 0);
     assert_non_null(strstr(line, "--model " MODEL));
     assert_non_null(strstr(line, "--n-ctx 512"));
@@ -87,6 +91,89 @@ static void test_foreground(void **state)
     check_all_gone(programs);
     assert_int_equal(programs_run(programs, false, (const char *[]){"status", NULL}), 1);
     assert_true(programs_log_has(programs, "start one with 'hcattn up'"));
+}
+
+/* The n-th start of a program, whose line must hold all of the texts (closed by NULL). */
+static pid_t check_started(const struct programs *programs, const char *program, unsigned n, const char *const *texts)
+{
+    char line[2048];
+    pid_t pid = programs_started(programs, program, n, 10, line, sizeof(line));
+    assert_true(pid > 0);
+    for (; *texts; texts++) {
+        if (!strstr(line, *texts))
+            fail_msg("no '%s' in: %s", *texts, line);
+    }
+    return pid;
+}
+
+#define CHECK_STARTED(program, n, ...) check_started(programs, program, n, (const char *[]){__VA_ARGS__, NULL})
+
+/* Two workers, each with its supervisor; every option reaches the processes that have it. */
+static void test_two_workers(void **state)
+{
+    struct programs *programs = *state;
+    char line[2048];
+    assert_int_equal(programs_run(programs, true,
+                                  (const char *[]){"up",
+                                                   "--detach",
+                                                   "--model",
+                                                   MODEL,
+                                                   "--workers",
+                                                   "2",
+                                                   "--exact-tokens",
+                                                   "0",
+                                                   "--rows",
+                                                   "q8_0",
+                                                   "--max-queue",
+                                                   "9",
+                                                   "--policy",
+                                                   "rot3,mass=0.9",
+                                                   "--transport",
+                                                   "routed",
+                                                   "--queue-timeout",
+                                                   "3s",
+                                                   "--spin-us",
+                                                   "7",
+                                                   "--max-step-ms",
+                                                   "40",
+                                                   "--micro-batches",
+                                                   "2",
+                                                   "--device-memory",
+                                                   "2GiB",
+                                                   NULL}),
+                     0);
+    CHECK_STARTED("hc-coordinator", 0, " --workers 2", " --exact-tokens 0", " --max-queue 9", " --queue-timeout 3s",
+                  " --policy rot3,mass=0.9", " --transport routed");
+    CHECK_STARTED("hc-value-store", 0, " --spin-us 7");
+    programs_started(programs, "hc-value-store", 0, 1, line, sizeof(line));
+    assert_null(strstr(line, "--rows"));
+    pid_t workers[2];
+    unsigned second = 0; /* which of the starts is worker 1 */
+    for (unsigned i = 0; i < 2; i++) {
+        workers[i] =
+            CHECK_STARTED("hc-gpu-worker", i, " --exact-tokens 0", " --rows q8_0", " --spin-us 7", " --max-step-ms 40",
+                          " --micro-batches 2", " --device-memory 2GiB", " --policy rot3,mass=0.9");
+        programs_started(programs, "hc-gpu-worker", i, 1, line, sizeof(line));
+        second = strstr(line, " --index 1 ") ? i : second;
+    }
+    CHECK_STARTED("hc-gpu-worker", second, " --index 1 ");
+    CHECK_STARTED("hc-gpu-worker", 1 - second, " --index 0 ");
+
+    kill(workers[second], SIGKILL);
+    CHECK_STARTED("hc-gpu-worker", 2, " --index 1 ");
+    assert_int_equal(kill(workers[1 - second], 0), 0); /* the other one does not notice */
+    assert_int_equal(programs_run(programs, false, (const char *[]){"down", NULL}), 0);
+    check_all_gone(programs);
+}
+
+static void test_bad_policy(void **state)
+{
+    struct programs *programs = *state;
+    assert_int_equal(
+        programs_run(programs, true, (const char *[]){"up", "--model", MODEL, "--policy", "rot9,mass=1", NULL}), 2);
+    assert_true(programs_log_has(programs, "hcattn up: --policy: "));
+    assert_true(programs_log_has(programs, "\"rot9\" is not understood"));
+    assert_int_equal(programs_started(programs, "hc-coordinator", 0, 0, NULL, 0), 0);
 }
 
 static void test_detach_and_down(void **state)
@@ -174,6 +261,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_foreground, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_two_workers, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bad_policy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detach_and_down, setup, teardown),
         cmocka_unit_test_setup_teardown(test_worker_refuses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_model, setup, teardown),
