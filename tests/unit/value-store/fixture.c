@@ -159,8 +159,8 @@ static bool sums_are_right(const struct fixture *fixture, const struct block_hea
                   fixture->shape.head_dim * 2 * sizeof(float)) == 0;
 }
 
-bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *blocks, uint64_t session,
-                            struct block_handle handle)
+bool fixture_copy_is_right(const struct fixture *fixture, const struct blocks *blocks, uint64_t session,
+                           struct block_handle handle, uint64_t tokens_of)
 {
     struct blocks_view view;
     uint8_t row[FIXTURE_ROW];
@@ -169,7 +169,7 @@ bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *
         return false;
     uint32_t n_ids = atomic_load(&view.header->n_ids);
     for (uint32_t i = 0; i < n_ids; i++) {
-        if (view.header->ids[i] != fixture_id(session, view.number * LAYOUT_BLOCK_TOKENS + i))
+        if (view.header->ids[i] != fixture_id(tokens_of, view.number * LAYOUT_BLOCK_TOKENS + i))
             return false;
     }
     for (uint32_t layer = 0; layer < fixture->shape.n_layers; layer++) {
@@ -177,7 +177,7 @@ bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *
         for (uint32_t head = 0; head < fixture->shape.n_kv_heads; head++) {
             const uint8_t *rows = blocks_head_rows(blocks, &view, layer, head);
             for (uint32_t i = 0; i < n_rows; i++) {
-                fixture_row(fixture, session, view.number * LAYOUT_BLOCK_TOKENS + i, layer, head, row);
+                fixture_row(fixture, tokens_of, view.number * LAYOUT_BLOCK_TOKENS + i, layer, head, row);
                 if (memcmp(row, rows + i * row_bytes, row_bytes) != 0)
                     return false;
             }
@@ -186,4 +186,10 @@ bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *
         }
     }
     return atomic_load(&view.header->state) != BLOCK_SEALED || blocks_verify(blocks, handle.index) == 0;
+}
+
+bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *blocks, uint64_t session,
+                            struct block_handle handle)
+{
+    return fixture_copy_is_right(fixture, blocks, session, handle, session);
 }

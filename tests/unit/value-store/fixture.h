@@ -46,3 +46,6 @@ int fixture_append(const struct fixture *fixture, struct blocks *blocks, uint64_
 /* Does what is there agree with what the tokens are: ids, rows, sums of full layers, checksum of a sealed block? */
 bool fixture_block_is_right(const struct fixture *fixture, const struct blocks *blocks, uint64_t session,
                             struct block_handle handle);
+/* The same of a block that was copied from a session `tokens_of`. */
+bool fixture_copy_is_right(const struct fixture *fixture, const struct blocks *blocks, uint64_t session,
+                           struct block_handle handle, uint64_t tokens_of);

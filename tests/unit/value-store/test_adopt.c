@@ -18,8 +18,8 @@
 #include <cmocka.h>
 
 #define ALL      UINT32_MAX
-#define N_BLOCKS 4u
-#define N_PHASES 9u
+#define N_BLOCKS 4u /* of the session; as many of its fork behind them */
+#define N_PHASES 12u
 #ifdef HCATTN_SANITIZED
 #define N_LAYERS 1u /* several times the instructions */
 #else
@@ -101,6 +101,42 @@ static int reserve(struct fixture *fixture, uint32_t first, uint32_t end)
     return n == 0 ? 0 : blocks_reserve(fixture->blocks, FIXTURE_SESSION, order, n, &failed);
 }
 
+/* The fork: numbers 0 and 1, copied from blocks 0 and 1 into N_BLOCKS and N_BLOCKS + 1. */
+static int open_fork(struct fixture *fixture)
+{
+    const struct session_record record = {.session = FIXTURE_OTHER, .model = {7, 8}, .policy = "full"};
+    int result = blocks_session_open(fixture->blocks, &record);
+    for (uint32_t number = 0; number < 2 && result == 0; number++) {
+        struct blocks_view view;
+        uint32_t failed, index = N_BLOCKS + number;
+        struct block_handle handle = {index, generation_of(fixture, index)};
+        struct blocks_reservation order = fixture_reservation(index, handle.generation + 1, number);
+        if (blocks_find(fixture->blocks, FIXTURE_OTHER, handle, &view) != 0)
+            result = blocks_reserve(fixture->blocks, FIXTURE_OTHER, &order, 1, &failed);
+    }
+    return result;
+}
+
+static int copy(struct fixture *fixture, uint32_t number)
+{
+    const struct blocks_copy order = {
+        .from = {number, generation_of(fixture, number)},
+        .to = {N_BLOCKS + number, generation_of(fixture, N_BLOCKS + number)},
+    };
+    return blocks_copy(fixture->blocks, FIXTURE_SESSION, FIXTURE_OTHER, &order);
+}
+
+static bool fork_is_final(const struct fixture *fixture)
+{
+    for (uint32_t i = N_BLOCKS; i < N_BLOCKS + 2; i++) {
+        struct block_handle handle = {i, generation_of(fixture, i)};
+        if (blocks_verify(fixture->blocks, i) != 0 ||
+            !fixture_copy_is_right(fixture, fixture->blocks, FIXTURE_OTHER, handle, FIXTURE_SESSION))
+            return false;
+    }
+    return true;
+}
+
 static int do_phase(struct fixture *fixture, const struct tokens *tokens, uint32_t phase)
 {
     const struct session_record record = {.session = FIXTURE_SESSION, .model = {7, 8}, .policy = "full"};
@@ -122,8 +158,12 @@ static int do_phase(struct fixture *fixture, const struct tokens *tokens, uint32
         return reserve(fixture, 1, 4);
     case 7:
         return append(fixture, tokens, 1, 64);
-    default:
+    case 8:
         return append(fixture, tokens, 2, 33);
+    case 9:
+        return open_fork(fixture);
+    default:
+        return copy(fixture, phase - 10);
     }
 }
 
@@ -146,7 +186,7 @@ static bool is_final(const struct fixture *fixture)
                 return false;
         }
     }
-    return blocks_session_find(fixture->blocks, FIXTURE_SESSION) != NULL;
+    return blocks_session_find(fixture->blocks, FIXTURE_SESSION) != NULL && fork_is_final(fixture);
 }
 
 static void *shared_memory(size_t n_bytes)
@@ -158,7 +198,7 @@ static void *shared_memory(size_t n_bytes)
 
 static void open_stage(struct stage *stage)
 {
-    fixture_open(&stage->fixture, &tiny, N_BLOCKS);
+    fixture_open(&stage->fixture, &tiny, N_BLOCKS + 2);
     void *shared = shared_memory(stage->fixture.plan.n_bytes);
     stage->phase = shared_memory(4096);
     stage->fixture.blocks = blocks_free(stage->fixture.blocks);
@@ -212,6 +252,13 @@ static void judge(const struct stage *stage, const struct tokens *tokens, uint8_
             !fixture_block_is_right(&heir, heir.blocks, FIXTURE_SESSION, handle))
             fail_msg("step %lu, phase %u: block %u has what no token has", step, phase, i);
     }
+    for (uint32_t i = N_BLOCKS; i < N_BLOCKS + 2; i++) {
+        struct block_handle handle = {i, generation_of(&heir, i)};
+        struct blocks_view view;
+        if (blocks_find(heir.blocks, FIXTURE_OTHER, handle, &view) == 0 &&
+            !fixture_copy_is_right(&heir, heir.blocks, FIXTURE_OTHER, handle, FIXTURE_SESSION))
+            fail_msg("step %lu, phase %u: block %u, a copy, is not right", step, phase, i);
+    }
     for (; phase < N_PHASES; phase++) {
         int result = do_phase(&heir, tokens, phase);
         if (result != 0)
@@ -244,7 +291,7 @@ static void killed_at_any_instruction(void **state)
     open_stage(&stage);
     prepare(&stage.fixture, &tokens);
     uint8_t *copy = aligned_alloc(LAYOUT_PAGE_BYTES, stage.fixture.plan.n_bytes);
-    struct block_header before[N_BLOCKS];
+    struct block_header before[N_BLOCKS + 2];
     assert_non_null(copy);
     memset(before, 0, sizeof(before));
     fflush(NULL);
@@ -264,7 +311,7 @@ static void killed_at_any_instruction(void **state)
                      0); /* when this test fails on the way */
     while (WIFSTOPPED(status)) {
         bool changed = false;
-        for (uint32_t i = 0; i < N_BLOCKS; i++) {
+        for (uint32_t i = 0; i < N_BLOCKS + 2; i++) {
             const void *header =
                 stage.fixture.segment + stage.fixture.plan.blocks_offset + i * stage.fixture.plan.block_bytes;
             changed |= memcmp(&before[i], header, sizeof(before[i])) != 0;
