@@ -19,40 +19,7 @@ static void warn(struct engine *engine, const char *what, uint32_t store, int er
     engine_tell(engine, event);
 }
 
-/* ---- sessions and runs ---- */
-
-static struct session *find_session(struct engine *engine, uint64_t id)
-{
-    struct session *session = engine->sessions;
-    while (session != NULL && session->id != id)
-        session = session->next;
-    return session;
-}
-
-static void forget_session(struct engine *engine, uint64_t id)
-{
-    for (struct session **at = &engine->sessions; *at != NULL; at = &(*at)->next)
-        if ((*at)->id == id) {
-            struct session *session = *at;
-            *at = session->next;
-            session_free(session);
-            return;
-        }
-}
-
-static int open_session(struct engine *engine, struct run *run)
-{
-    run->session = find_session(engine, run->request->session);
-    if (run->session != NULL)
-        return 0;
-    int r = session_new(run->request->session, &engine->stores.shape, run->policy->codec, engine->network->ops,
-                        engine->network->backend, &run->session);
-    if (r < 0)
-        return r;
-    run->session->next = engine->sessions;
-    engine->sessions = run->session;
-    return 0;
-}
+/* ---- runs ---- */
 
 static void remove_run(struct engine *engine, struct run *run)
 {
@@ -67,7 +34,7 @@ static void remove_run(struct engine *engine, struct run *run)
 /* The device memory of a run whose step did not come to its end cannot be trusted. */
 static void distrust(struct run *run)
 {
-    if (run->session != NULL && session_reset(run->session, run->policy->codec) < 0)
+    if (run->session != NULL && session_reset(run->session, &run->policy) < 0)
         run->session->n_rows = UINT32_MAX; /* rebuilt, or refused, by the next run */
 }
 
@@ -85,6 +52,8 @@ static void fail_run(struct engine *engine, struct run *run)
     if (event != NULL) {
         event->error = run->error;
         event->text = strdup(run->sentence);
+        event->bytes_asked = run->bytes_asked;
+        event->bytes_free = run->bytes_free;
     }
     engine_tell(engine, event);
     distrust(run);
@@ -115,7 +84,7 @@ static void start_run(struct engine *engine, struct run_request *request)
     for (struct run *other = engine->runs; other != run; other = other->next)
         if (other->request->session == run->request->session)
             run_fail(run, -EBUSY, "the session runs another request");
-    if (open_session(engine, run) < 0)
+    if (engine_open_session(engine, run) < 0)
         run_fail(run, -ENOMEM, "no memory on the device for another session");
 }
 
@@ -157,6 +126,16 @@ static int control_command(struct engine *engine, struct engine_command *command
     case ENGINE_STORE_DOWN:
         stores_down(&engine->stores, command->store, command->incarnation);
         return 0;
+    case ENGINE_RING_USE: {
+        bool known = stores_use_ring(&engine->stores, command->store, command->incarnation, command->ring);
+        struct engine_event *used = engine_new_event(engine, ENGINE_RING_USED, NULL);
+        if (used != NULL) {
+            used->work = command->work;
+            used->error = known ? 0 : -ESTALE;
+        }
+        engine_tell(engine, used);
+        return 0;
+    }
     default:
         return 0;
     }
@@ -167,6 +146,7 @@ static int control(void *context)
     struct engine *engine = context;
     struct engine_command *command;
     int result = 0;
+    atomic_store_explicit(&engine->has_control, false, memory_order_relaxed);
     atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
     while ((command = engine_pop(engine, &engine->control)) != NULL) {
         int r = control_command(engine, command);
@@ -175,6 +155,48 @@ static int control(void *context)
         engine_command_free(command);
     }
     return result;
+}
+
+/* What the session's steps have cost so far. */
+static void tell_counts(struct engine *engine, const struct engine_command *command)
+{
+    const struct session *session = engine_find_session(engine, command->session);
+    const struct row_shape *shape = &engine->stores.shape;
+    size_t n_kept = (size_t)shape->n_layers * shape->n_kv_heads;
+    struct engine_event *event = engine_new_event(engine, session == NULL ? ENGINE_FAILED : ENGINE_COUNTED, NULL);
+    if (event == NULL)
+        return;
+    event->work = command->work;
+    if (session == NULL) {
+        event->error = -ESRCH;
+        event->text = strdup("this worker does not hold the session");
+        engine_tell(engine, event);
+        return;
+    }
+    struct engine_counts *counts = calloc(1, sizeof(*counts));
+    event->counts = counts;
+    uint64_t *kept = calloc(n_kept, sizeof(*kept));
+    if (counts == NULL || kept == NULL) {
+        free(kept);
+        engine_event_free(event);
+        return;
+    }
+    memcpy(kept, session->counts.n_kept, n_kept * sizeof(*kept));
+    counts->counts = session->counts;
+    counts->counts.n_kept = kept;
+    counts->counts.bytes_read = NULL;
+    counts->n_kept = (uint32_t)n_kept;
+    counts->exact_bytes = session_exact_bytes(session);
+    counts->key_bytes = key_cache_bytes(session->keys);
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        uint32_t i = 0;
+        while (i < counts->n_stores && counts->store[i] != session->lane_store[lane])
+            i++;
+        if (i == counts->n_stores)
+            counts->store[counts->n_stores++] = session->lane_store[lane];
+        counts->bytes_read[i] += session->counts.bytes_read[lane];
+    }
+    engine_tell(engine, event);
 }
 
 static void work(struct engine *engine)
@@ -199,7 +221,10 @@ static void work(struct engine *engine)
                 if (run->request->session == command->session)
                     fail_run(engine, run);
             }
-            forget_session(engine, command->session);
+            engine_forget_session(engine, command->session);
+            break;
+        case ENGINE_COUNT:
+            tell_counts(engine, command);
             break;
         case ENGINE_QUIT:
             engine->quit = true;
@@ -211,122 +236,16 @@ static void work(struct engine *engine)
     }
 }
 
-/* ---- steps ---- */
-
-static bool wants_logits(const struct run *run, uint32_t position)
-{
-    if (run->request->score)
-        return position + 1 >= run->request->score_from + run->request->resume_from && position + 1 < run->goal;
-    return run->request->max_tokens > 0 && position + 1 == run->n_known;
-}
-
-/* Adds what a run can do in this step; prefill takes from the budget. */
-static void add_to_step(struct engine *engine, struct run *run, uint32_t *budget)
-{
-    struct step *step = engine->step;
-    if (run->end != RUN_END_NONE) {
-        step_add_commit(step, run);
-        return;
-    }
-    uint32_t prefill_end = run->first_decode < run->goal ? run->first_decode : run->goal;
-    if (run->position < prefill_end) {
-        for (uint32_t p = run->position; p<prefill_end && * budget> 0; p++, (*budget)--)
-            if (!step_add_row(step, run, p, false, wants_logits(run, p)))
-                return;
-        return;
-    }
-    if (engine_add_keys(engine, run, run->position) < 0) {
-        run_fail(run, -ESTALE, "a block of the session is not in its store any more");
-        return;
-    }
-    step_add_row(step, run, run->position, true, wants_logits(run, run->position));
-}
-
-static void on_journaled(void *context)
-{
-    struct engine *engine = context;
-    struct step *step = engine->step;
-    for (uint32_t i = 0; i < step->n_rows; i++) {
-        struct run *run = step->rows[i].run;
-        if (run->error == 0 && run->has_pending && step->rows[i].position + 1 == run->n_known)
-            engine_tell_pending(engine, run);
-    }
-    for (uint32_t i = 0; i < step->n_commits; i++)
-        if (step->commits[i]->error == 0)
-            engine_tell_pending(engine, step->commits[i]);
-    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
-}
-
-static void take_row(struct engine *engine, uint32_t i, uint64_t step_us)
-{
-    struct step *step = engine->step;
-    const struct step_row *row = &step->rows[i];
-    struct run *run = row->run;
-    bool is_last = i + 1 == step->n_rows || step->rows[i + 1].run != run;
-    if (run->error != 0)
-        return;
-    run->position = row->position + 1;
-    run->session->n_rows = run->position;
-    if (row->is_decode)
-        run->n_decode++;
-    else
-        run->n_prefill++;
-    if (is_last && row->is_decode) {
-        run->decode_us += step_us;
-        run->store_wait_us += step->wait_us;
-    } else if (is_last) {
-        run->prefill_us += step_us;
-        struct engine_event *event = engine_new_event(engine, ENGINE_PROGRESS, run);
-        if (event != NULL) {
-            event->n_done = run->position;
-            event->n_total = run->first_decode < run->goal ? run->first_decode : run->goal;
-        }
-        engine_tell(engine, event);
-    }
-    if (row->wants_logits)
-        engine_take_logits(engine, run, row->position, step_logits(step, i));
-}
-
-/* One batch over all runs. -ECONNRESET: the coordinator is lost. */
-static int run_step(struct engine *engine)
-{
-    struct step *step = engine->step;
-    uint32_t budget = engine->options.prefill_chunk;
-    step_clear(step);
-    for (struct run *run = engine->runs; run != NULL; run = run->next)
-        if (run->is_prepared && run->error == 0)
-            add_to_step(engine, run, &budget);
-    if (step->n_rows == 0 && step->n_commits == 0)
-        return 0;
-    uint64_t start = clock_now_us();
-    int r = step_run(step, on_journaled, engine);
-    if (r == -ECONNRESET)
-        return r;
-    uint64_t step_us = clock_now_us() - start;
-    for (uint32_t i = 0; i < step->n_rows; i++) {
-        if (r < 0)
-            run_fail(step->rows[i].run, r, "%s",
-                     r == -ETIMEDOUT ? "a value-store did not come back in time" : strerror(-r));
-        take_row(engine, i, step_us);
-    }
-    for (uint32_t i = 0; i < step->n_commits && r < 0; i++)
-        run_fail(step->commits[i], r, "the last token could not be committed: %s", strerror(-r));
-    for (uint32_t i = 0; i < step->n_commits; i++)
-        if (step->commits[i]->error == 0)
-            step->commits[i]->is_finished = true;
-    atomic_fetch_add_explicit(&engine->n_tokens, step->n_rows, memory_order_relaxed);
-    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
-    return 0;
-}
-
 /* Ends what has ended and prepares what is new. Returns whether a step can do something; -ECONNRESET. */
 static int attend_to_runs(struct engine *engine)
 {
     int can_step = 0;
+    bool is_full = false; /* a run waits for device memory: those behind it wait too */
     for (struct run *run = engine->runs, *next; run != NULL; run = next) {
         next = run->next;
-        if (run->error == 0 && !run->is_prepared) {
+        if (run->error == 0 && !run->is_prepared && !is_full) {
             int r = engine_prepare(engine, run);
+            is_full = r == -EDQUOT;
             if (r == -ECONNRESET)
                 return r;
             if (r == 0)
@@ -357,10 +276,12 @@ static void *engine_main(void *context)
         if (r == 0) {
             work(engine);
             r = attend_to_runs(engine);
+            atomic_store_explicit(&engine->device_bytes, engine->network->ops->bytes(engine->network->backend),
+                                  memory_order_relaxed);
         }
         if (r > 0) {
             atomic_store_explicit(&engine->phase, "step", memory_order_relaxed);
-            r = run_step(engine);
+            r = engine_step(engine);
         } else if (r == 0) {
             struct descriptor late; /* an answer nobody waits for any more: its slot shows it */
             bool waits = engine->runs != NULL;
@@ -394,16 +315,23 @@ int engine_new(const struct engine_options *options, struct network *network, co
     struct row_shape rows = {.n_layers = shape->n_layers,
                              .n_kv_heads = shape->n_kv_heads,
                              .head_dim = shape->head_dim,
-                             .codec = ROW_CODEC_F16};
+                             .codec = options->row_codec};
     struct step_limits limits = {.max_rows = options->prefill_chunk + options->max_batch,
                                  .max_decode = options->max_batch,
-                                 .n_ctx = options->n_ctx};
+                                 .n_ctx = options->n_ctx,
+                                 .max_halves = options->max_halves,
+                                 .max_weights = 4 * shape->n_heads * (options->n_ctx + 2 * LAYOUT_BLOCK_TOKENS)};
     engine->options = *options;
     engine->network = network;
     engine->kernels = kernels;
     engine->tokenizer = tokenizer;
-    stores_init(&engine->stores, &rows, options->incarnation, step_request_bytes(&rows, shape->n_heads, &limits),
-                step_reply_bytes(&rows, shape->n_heads, &limits));
+    uint64_t request_bytes = step_request_bytes(&rows, shape->n_heads, &limits);
+    uint64_t reply_bytes = step_reply_bytes(&rows, shape->n_heads, &limits);
+    if (request_bytes > UINT32_MAX || reply_bytes > UINT32_MAX) {
+        free(engine);
+        return -E2BIG;
+    }
+    stores_init(&engine->stores, &rows, options->incarnation, (uint32_t)request_bytes, (uint32_t)reply_bytes);
     pthread_mutex_init(&engine->lock, NULL);
     atomic_store(&engine->phase, "idle");
     engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -413,6 +341,8 @@ int engine_new(const struct engine_options *options, struct network *network, co
         .worker = options->incarnation,
         .next_request = 1,
         .wake_fd = engine->wake_fd,
+        .has_control = &engine->has_control,
+        .spin_us = options->spin_us,
         .request_timeout_us = options->request_timeout_us,
         .recovery_timeout_us = options->recovery_timeout_us,
         .control = control,
@@ -426,8 +356,12 @@ int engine_new(const struct engine_options *options, struct network *network, co
     if (r == 0)
         r = step_new(network, kernels, &engine->stores, &engine->link, pool, options->transport, &limits,
                      &engine->step);
-    if (r == 0)
+    if (r == 0) {
         engine->step->progress = &engine->progress;
+        engine->step->between_layers = engine_between_layers;
+        engine->step->engine = engine;
+        atomic_store(&engine->device_bytes, network->ops->bytes(network->backend));
+    }
     if (r == 0)
         r = -pthread_create(&engine->thread, NULL, engine_main, engine);
     if (r < 0) {
@@ -459,7 +393,7 @@ struct engine *engine_free(struct engine *engine)
     while ((event = engine_event(engine)) != NULL)
         engine_event_free(event);
     while (engine->sessions != NULL)
-        forget_session(engine, engine->sessions->id);
+        engine_forget_session(engine, engine->sessions->id);
     step_free(engine->step);
     stores_fini(&engine->stores);
     if (engine->wake_fd >= 0)
@@ -491,6 +425,11 @@ bool engine_busy(const struct engine *engine)
 uint64_t engine_n_tokens(const struct engine *engine)
 {
     return atomic_load_explicit(&engine->n_tokens, memory_order_relaxed);
+}
+
+uint64_t engine_device_bytes(const struct engine *engine)
+{
+    return atomic_load_explicit(&engine->device_bytes, memory_order_relaxed);
 }
 
 const char *engine_phase(const struct engine *engine)

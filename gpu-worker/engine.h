@@ -22,10 +22,12 @@ enum engine_command_kind {
     ENGINE_STORE_UP,    /* store, incarnation, route, fd (closed by the engine) */
     ENGINE_STORE_READY, /* store, incarnation */
     ENGINE_STORE_DOWN,  /* store, incarnation */
+    ENGINE_RING_USE,    /* store, incarnation, ring, work = sequence; answered by ENGINE_RING_USED */
     /* work: handled between steps */
     ENGINE_RUN,    /* request */
     ENGINE_STOP,   /* work */
     ENGINE_FORGET, /* session */
+    ENGINE_COUNT,  /* work, session; answered by ENGINE_COUNTED or ENGINE_FAILED */
     ENGINE_QUIT,
 };
 
@@ -35,6 +37,7 @@ struct engine_command {
     uint32_t epoch;
     uint32_t store;
     uint64_t incarnation, route, work, session;
+    bool ring;
     int fd;
     char endpoint[128];
     struct run_request *request;
@@ -46,8 +49,20 @@ enum engine_event_kind {
     ENGINE_GENERATED, /* index, id, text, logprobs */
     ENGINE_SCORED,    /* index = position, logprobs */
     ENGINE_FINISHED,  /* end, index = tokens generated, id = end token, text, n_tokens, timings */
-    ENGINE_FAILED,    /* error, text = sentence */
+    ENGINE_FAILED,    /* error, text = sentence, bytes_asked, bytes_free */
+    ENGINE_COUNTED,   /* counts */
+    ENGINE_RING_USED, /* work = sequence, error */
     ENGINE_WARNING,   /* text: a line for the log */
+};
+
+/* A session's counts as they are told: sums of what session.h has. */
+struct engine_counts {
+    struct session_counts counts; /* n_kept is the event's own; bytes_read is not set */
+    uint32_t n_kept;              /* [n_layers x n_kv_heads] */
+    uint32_t n_stores;
+    uint32_t store[LAYOUT_N_LANES];
+    uint64_t bytes_read[LAYOUT_N_LANES];
+    uint64_t exact_bytes, key_bytes;
 };
 
 struct engine_event {
@@ -67,6 +82,8 @@ struct engine_event {
     uint64_t n_tokens;
     int error;
     uint64_t prefill_us, decode_us, store_wait_us, n_prefill, n_decode;
+    uint64_t bytes_asked, bytes_free;
+    struct engine_counts *counts;
 };
 struct engine_event *engine_event_free(struct engine_event *event); /* closes fd; accepts NULL, returns NULL */
 
@@ -74,8 +91,13 @@ struct engine_options {
     uint64_t incarnation;
     enum transport transport;
     uint32_t n_ctx;
-    uint32_t prefill_chunk; /* prompt tokens of a step */
+    uint32_t row_codec;     /* enum row_codec */
+    uint32_t prefill_chunk; /* prompt tokens of a step, at most */
     uint32_t max_batch;     /* runs that decode in one step */
+    uint32_t max_halves;    /* micro-batches: 1 or 2 */
+    uint32_t spin_us;       /* before sleeping on a store's bell */
+    uint64_t max_step_us;   /* a step with decode rows takes only as much prefill as fits into this */
+    uint64_t device_memory; /* bytes, everything on the device; 0: no limit */
     uint64_t request_timeout_us;
     uint64_t recovery_timeout_us;
     void (*thread_setup)(void *context);
@@ -97,4 +119,5 @@ int engine_event_fd(const struct engine *engine);         /* readable: there may
 uint64_t engine_progress(const struct engine *engine);
 bool engine_busy(const struct engine *engine);
 uint64_t engine_n_tokens(const struct engine *engine);
-const char *engine_phase(const struct engine *engine); /* "idle", "step", "rebuilding" */
+uint64_t engine_device_bytes(const struct engine *engine); /* in use, all together */
+const char *engine_phase(const struct engine *engine);     /* "idle", "step", "rebuilding" */

@@ -19,7 +19,8 @@ struct engine {
     struct step *step;
     struct session *sessions;
     struct run *runs;                     /* in order of arrival */
-    uint16_t *fetch_rows;                 /* one block: [layer][kv_head][64][K|V] */
+    uint64_t n_uses;                      /* sessions are marked with it */
+    uint8_t *fetch_rows;                  /* one block: [layer][kv_head][64] rows */
     struct sampler_candidate *candidates; /* [n_vocab] */
     uint32_t epoch;
     bool quit;
@@ -31,6 +32,13 @@ struct engine {
     struct engine_event *first_event, *last_event;
     int wake_fd, event_fd;
 
+    /* of past steps, smoothed: what the next one may take on */
+    double prefill_row_us, decode_step_us;
+
+    _Atomic bool has_control; /* control commands wait */
+    _Atomic uint32_t n_stops; /* stops and forgets ever asked for */
+    uint32_t n_stops_seen;
+    _Atomic uint64_t device_bytes;
     _Atomic uint64_t progress, n_tokens;
     _Atomic bool busy;
     _Atomic(const char *) phase;
@@ -57,9 +65,20 @@ void engine_finish(struct engine *engine, struct run *run);
 void engine_take_logits(struct engine *engine, struct run *run, uint32_t position, float *logits);
 /* The journal holds the pending id: tells it. */
 void engine_tell_pending(struct engine *engine, struct run *run);
-/* Quantizes the blocks that are old for a query at `position`. -ESTALE, -ENOMEM. */
+/* engine_room.c: device memory for a run, from its next position to its end; idle sessions that were used longest ago lose
+ * theirs. -EDQUOT: not now, others run; -ENOMEM: run_fail() was called. */
+int engine_make_room(struct engine *engine, struct run *run);
+struct session *engine_find_session(struct engine *engine, uint64_t id);
+void engine_forget_session(struct engine *engine, uint64_t id);
+int engine_open_session(struct engine *engine, struct run *run);
+
+/* engine_run.c: Quantizes the blocks that are old for a query at `position`. -ESTALE, -ENOMEM. */
 int engine_add_keys(struct engine *engine, struct run *run, uint32_t position);
 
-/* engine_rebuild.c: fetches a block's rows [layer][kv_head][n_tokens][K|V] through its store into engine->fetch_rows. */
+/* engine_step.c: one batch over all runs. -ECONNRESET: the coordinator is lost. */
+int engine_step(struct engine *engine);
+void engine_between_layers(void *context); /* the engine: cancels within a step */
+
+/* engine_rebuild.c: fetches a block's rows [layer][kv_head][n_tokens] through its store into engine->fetch_rows. */
 int engine_fetch_block(struct engine *engine, struct run *run, uint32_t block, uint32_t n_tokens);
 int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows);

@@ -44,9 +44,15 @@ void engine_command_free(struct engine_command *command)
 
 void engine_command(struct engine *engine, struct engine_command *command)
 {
+    bool is_control = command->kind < ENGINE_RUN,
+         is_stop = command->kind == ENGINE_STOP || command->kind == ENGINE_FORGET;
     pthread_mutex_lock(&engine->lock);
     push(command->kind < ENGINE_RUN ? &engine->control : &engine->work, command);
     pthread_mutex_unlock(&engine->lock);
+    if (is_stop)
+        atomic_fetch_add_explicit(&engine->n_stops, 1, memory_order_release);
+    if (is_control)
+        atomic_store_explicit(&engine->has_control, true, memory_order_release);
     ring(engine->wake_fd);
 }
 
@@ -57,6 +63,9 @@ struct engine_event *engine_event_free(struct engine_event *event)
     if (event->fd >= 0)
         close(event->fd);
     run_logprobs_fini(&event->logprobs);
+    if (event->counts != NULL)
+        free(event->counts->counts.n_kept);
+    free(event->counts);
     free(event->text);
     free(event);
     return NULL;

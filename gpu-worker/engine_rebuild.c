@@ -50,7 +50,7 @@ static void take_rows(struct engine *engine, const struct reply_header *reply, u
 {
     const struct row_shape *shape = &engine->stores.shape;
     struct payload results = {.result_used = sizeof(struct reply_header)};
-    uint8_t *to = (uint8_t *)engine->fetch_rows;
+    uint8_t *to = engine->fetch_rows;
     for (uint32_t i = 0; i < shape->n_layers * shape->n_kv_heads; i++) {
         uint32_t at = payload_result(&results, head_bytes(shape, n_tokens));
         memcpy(to, (const uint8_t *)reply + at, head_bytes(shape, n_tokens));
@@ -58,55 +58,80 @@ static void take_rows(struct engine *engine, const struct reply_header *reply, u
     }
 }
 
+struct fetch {
+    uint32_t store, slot;
+    uint64_t route, request;
+    bool by_ring;
+};
+
+/* 1: the store has answered, or its status says why not; 0: no answer, or another life of the store; negative: lost. */
+static int wait_for_answer(struct engine *engine, const struct fetch *fetch, int32_t *ret_status)
+{
+    struct link *link = &engine->link;
+    uint64_t deadline = clock_deadline_us(link->request_timeout_us);
+    do {
+        struct store *store = stores_get(&engine->stores, fetch->store);
+        struct descriptor descriptor;
+        int r;
+        if (fetch->by_ring)
+            r = link_wait_bell(link, &stores_ring(store)->replies, &stores_reply(store, fetch->slot)->answered,
+                               fetch->request, deadline, &descriptor);
+        else
+            r = link_wait(link, deadline, &descriptor);
+        if (r < 0)
+            return r;
+        store = stores_get(&engine->stores, fetch->store);
+        if (store->route != fetch->route)
+            return 0; /* its exchange is new */
+        *ret_status = r == 1 && descriptor.request == fetch->request ? descriptor.status : 0;
+        if (*ret_status < 0 || stores_is_answered(store, fetch->slot, fetch->request))
+            return 1;
+    } while (clock_now_us() < deadline);
+    stores_quarantine_slot(stores_get(&engine->stores, fetch->store), fetch->slot);
+    return 0;
+}
+
+static int wait_a_little(struct engine *engine)
+{
+    struct descriptor late;
+    int r = link_wait(&engine->link, clock_deadline_us(RETRY_US), &late);
+    return r < 0 ? r : 0;
+}
+
 /* One try. 1: fetched; 0: try again; negative: refused or lost. */
 static int fetch_once(struct engine *engine, const struct run *run, uint32_t block, uint32_t n_tokens)
 {
     struct link *link = &engine->link;
-    uint32_t number = run_store(run, block), slot, n_bytes = 0;
-    struct store *store = stores_get(&engine->stores, number);
-    uint64_t request = link->next_request++, route = store == NULL ? 0 : store->route;
-    struct descriptor descriptor;
-    if (store == NULL || !store->is_ready || stores_take_slot(store, request, &slot) < 0) {
-        int r = link_wait(link, clock_deadline_us(RETRY_US), &descriptor);
-        return r < 0 ? r : 0;
-    }
-    int r = put_fetches(engine, run, store, slot, block, n_tokens, request, &n_bytes);
-    if (r == 0)
-        r = link_send(link, route, request, slot, n_bytes);
+    struct fetch fetch = {.store = run_store(run, block), .request = link->next_request++};
+    struct store *store = stores_get(&engine->stores, fetch.store);
+    uint32_t n_bytes = 0;
+    if (store == NULL || !store->is_ready || stores_take_slot(store, fetch.request, &fetch.slot) < 0)
+        return wait_a_little(engine);
+    fetch.route = store->route;
+    fetch.by_ring = store->has_ring;
+    int r = put_fetches(engine, run, store, fetch.slot, block, n_tokens, fetch.request, &n_bytes);
+    if (r == 0 && fetch.by_ring)
+        stores_post(store, fetch.slot, fetch.request, n_bytes);
+    else if (r == 0)
+        r = link_send(link, fetch.route, fetch.request, fetch.slot, n_bytes);
     if (r < 0) {
-        stores_free_slot(store, slot);
-        if (r != -EAGAIN && r != -ENOTCONN)
-            return r;
-        r = link_wait(link, clock_deadline_us(RETRY_US), &descriptor);
-        return r < 0 ? r : 0;
+        stores_free_slot(store, fetch.slot);
+        return r == -EAGAIN || r == -ENOTCONN ? wait_a_little(engine) : r;
     }
-    uint64_t deadline = clock_deadline_us(link->request_timeout_us);
-    do {
-        r = link_wait(link, deadline, &descriptor);
-        if (r < 0)
-            return r;
-        store = stores_get(&engine->stores, number);
-        if (store->route != route)
-            return 0; /* another life: its exchange is new */
-    } while ((r == 0 || descriptor.request != request) && clock_now_us() < deadline);
-    if (r == 0 || descriptor.request != request) {
-        stores_quarantine_slot(store, slot);
-        return 0;
-    }
-    const struct reply_header *reply = stores_reply(store, slot);
-    r = descriptor.status;
-    if (r == 0)
-        r = reply->magic == REPLY_MAGIC && atomic_load_explicit(&reply->answered, memory_order_acquire) == request
-                ? reply->status
-                : -EPROTO;
-    if (r == 0)
+    int32_t status = 0;
+    r = wait_for_answer(engine, &fetch, &status);
+    if (r <= 0)
+        return r;
+    store = stores_get(&engine->stores, fetch.store);
+    const struct reply_header *reply = stores_reply(store, fetch.slot);
+    if (status == 0)
+        status = reply->magic == REPLY_MAGIC ? reply->status : -EPROTO;
+    if (status == 0)
         take_rows(engine, reply, n_tokens);
-    stores_free_slot(store, slot);
-    if (r == -EHOSTUNREACH || r == -ENOENT) {
-        r = link_wait(link, clock_deadline_us(RETRY_US), &descriptor);
-        return r < 0 ? r : 0;
-    }
-    return r < 0 ? r : 1;
+    stores_free_slot(store, fetch.slot);
+    if (status == -EHOSTUNREACH || status == -ENOENT)
+        return wait_a_little(engine);
+    return status < 0 ? status : 1;
 }
 
 int engine_fetch_block(struct engine *engine, struct run *run, uint32_t block, uint32_t n_tokens)
@@ -123,11 +148,11 @@ int engine_fetch_block(struct engine *engine, struct run *run, uint32_t block, u
     return -ETIMEDOUT;
 }
 
-static const uint16_t *fetched_head(void *context, uint32_t layer, uint32_t kv_head)
+static const void *fetched_head(void *context, uint32_t layer, uint32_t kv_head)
 {
     const struct engine *engine = context;
     const struct row_shape *shape = &engine->stores.shape;
-    return engine->fetch_rows + ((size_t)layer * shape->n_kv_heads + kv_head) * layout_head_rows_bytes(shape) / 2;
+    return engine->fetch_rows + ((size_t)layer * shape->n_kv_heads + kv_head) * layout_head_rows_bytes(shape);
 }
 
 /* Puts the first n_tokens of the fetched block into the exact set. */
@@ -135,14 +160,14 @@ static void put_exact(struct engine *engine, struct session *session, uint32_t b
                       uint32_t n_fetched)
 {
     const struct row_shape *shape = &engine->stores.shape;
-    size_t row = 2 * (size_t)shape->head_dim;
-    uint16_t rows[shape->n_kv_heads * row];
+    size_t row = layout_row_bytes(shape);
+    uint8_t rows[shape->n_kv_heads * row];
     for (uint32_t layer = 0; layer < shape->n_layers; layer++)
         for (uint32_t token = 0; token < n_tokens; token++) {
             for (uint32_t head = 0; head < shape->n_kv_heads; head++)
                 memcpy(rows + head * row,
                        engine->fetch_rows + (((size_t)layer * shape->n_kv_heads + head) * n_fetched + token) * row,
-                       row * sizeof(*rows));
+                       row);
             session_put_rows(session, layer, block * LAYOUT_BLOCK_TOKENS + token, rows);
         }
 }
@@ -150,11 +175,11 @@ static void put_exact(struct engine *engine, struct session *session, uint32_t b
 int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows)
 {
     struct session *session = run->session;
-    int r = session_reset(session, run->policy->codec);
+    int r = session_reset(session, &run->policy);
     if (r < 0 || n_rows == 0)
         return r;
     /* as the next query, at n_rows, needs it */
-    uint32_t n_old = exact_set_n_old_blocks(n_rows);
+    uint32_t n_old = exact_set_n_old_blocks(n_rows, session->exact_tokens);
     for (uint32_t block = 0; block * LAYOUT_BLOCK_TOKENS < n_rows; block++) {
         uint32_t n = n_rows - block * LAYOUT_BLOCK_TOKENS;
         n = n < LAYOUT_BLOCK_TOKENS ? n : LAYOUT_BLOCK_TOKENS;
@@ -165,8 +190,9 @@ int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows)
             r = key_cache_add(session->keys, engine->kernels, fetched_head, engine);
         if (r < 0)
             return r;
-        if (block >= n_old || block == 0)
-            put_exact(engine, session, block, block < n_old && n > LAYOUT_N_SINKS ? LAYOUT_N_SINKS : n, n);
+        bool in_window = session_keeps(session, block * LAYOUT_BLOCK_TOKENS + LAYOUT_N_SINKS, n_rows);
+        if (in_window || block == 0)
+            put_exact(engine, session, block, !in_window && n > LAYOUT_N_SINKS ? LAYOUT_N_SINKS : n, n);
     }
     session->n_rows = n_rows;
     return 0;

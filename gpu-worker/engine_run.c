@@ -135,8 +135,11 @@ int engine_prepare(struct engine *engine, struct run *run)
             return r;
         }
     }
-    if (engine_is_finished(run) || run->session->n_rows == run->position)
+    if (engine_is_finished(run))
         return 0;
+    r = engine_make_room(engine, run);
+    if (r < 0 || run->session->n_rows == run->position)
+        return r;
     atomic_store_explicit(&engine->phase, "rebuilding", memory_order_relaxed);
     r = engine_rebuild(engine, run, run->position);
     if (r < 0 && r != -EAGAIN && r != -ECONNRESET)
@@ -149,7 +152,7 @@ struct mapped_block {
     const struct block_header *header;
 };
 
-static const uint16_t *mapped_rows(void *context, uint32_t layer, uint32_t kv_head)
+static const void *mapped_rows(void *context, uint32_t layer, uint32_t kv_head)
 {
     const struct mapped_block *block = context;
     return stores_rows(block->stores, block->header, layer, kv_head);
@@ -158,7 +161,12 @@ static const uint16_t *mapped_rows(void *context, uint32_t layer, uint32_t kv_he
 int engine_add_keys(struct engine *engine, struct run *run, uint32_t position)
 {
     struct session *session = run->session;
-    while (key_cache_n_blocks(session->keys) < exact_set_n_old_blocks(position)) {
+    if (position >= session->exact_tokens && session->n_window_blocks > EXACT_SET_WINDOW_BLOCKS) {
+        int r = session_reserve(session, EXACT_SET_WINDOW_BLOCKS, 0); /* the rest is old from now on */
+        if (r < 0)
+            return r;
+    }
+    while (key_cache_n_blocks(session->keys) < exact_set_n_old_blocks(position, session->exact_tokens)) {
         uint32_t block = key_cache_n_blocks(session->keys);
         struct mapped_block mapped = {.stores = &engine->stores};
         mapped.header =

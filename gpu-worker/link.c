@@ -82,3 +82,17 @@ int link_wait(struct link *link, uint64_t deadline_us, struct descriptor *ret_de
         return 0;
     return receive(link, ret_descriptor);
 }
+
+int link_wait_bell(struct link *link, struct bell *bell, const _Atomic uint64_t *answered, uint64_t request,
+                   uint64_t deadline_us, struct descriptor *ret_descriptor)
+{
+    enum { SLICE_US = 5000 }; /* asleep on the bell, between looks at what else may have come */
+    uint32_t seen = bell_count(bell);
+    uint64_t slice = clock_deadline_us(SLICE_US);
+    if (atomic_load_explicit(answered, memory_order_acquire) == request)
+        return 0;
+    int r = bell_wait(bell, seen, deadline_us < slice ? deadline_us : slice, link->spin_us);
+    if (r == 0 && !atomic_load_explicit(link->has_control, memory_order_relaxed))
+        return 0;
+    return link_wait(link, 0, ret_descriptor);
+}

@@ -17,7 +17,10 @@
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 static const char *const isa_names[] = {"auto", "plain", "avx2", "avx512", NULL};
-static const char *const transport_names[] = {"routed", "direct", NULL};
+static const char *const transport_names[] = {"ring", "routed", "direct", NULL};
+static const char *const row_names[] = {"f16", "q8_0", NULL};
+static const char *const half_names[] = {"auto", "1", "2", NULL};
+enum { FREE_CPUS = 8 /* from this many on, worker and stores need not share theirs */, SPIN_US = 20 };
 
 static const struct option_spec specs[] = {
     {.name = "model", .kind = OPTION_STRING, .help = "model file (GGUF)", .metavar = "FILE"},
@@ -40,8 +43,9 @@ static const struct option_spec specs[] = {
      .choices = isa_names},
     {.name = "transport",
      .kind = OPTION_CHOICE,
-     .default_text = "routed",
-     .help = "how aggregates reach the stores; direct computes them here, as an oracle",
+     .default_text = "ring",
+     .help = "how aggregates reach the stores: as the coordinator says (ring, routed); direct computes them here, as "
+             "an oracle",
      .choices = transport_names},
     {.name = "threads",
      .kind = OPTION_U32,
@@ -65,6 +69,35 @@ static const struct option_spec specs[] = {
      .help = "sessions that decode in one step",
      .minimum = 1,
      .maximum = 1024},
+    {.name = "max-step-ms",
+     .kind = OPTION_U32,
+     .default_text = "100",
+     .help = "a step in which sessions decode takes as much prefill as fits into this; 0: a whole chunk",
+     .maximum = 60000},
+    {.name = "micro-batches",
+     .kind = OPTION_CHOICE,
+     .default_text = "auto",
+     .help =
+         "2: the stores work for one half of a batch while the worker computes the other; auto: with 8 cpus or more",
+     .choices = half_names},
+    {.name = "rows",
+     .kind = OPTION_CHOICE,
+     .default_text = "f16",
+     .help = "how the stores keep keys and values",
+     .choices = row_names},
+    {.name = "device-memory",
+     .kind = OPTION_BYTES,
+     .default_text = "0",
+     .help = "most memory on the device, weights included; 0: no limit"},
+    {.name = "spin-us",
+     .kind = OPTION_U32,
+     .maximum = 1000,
+     .help = "looks this long for a store's answer before it sleeps; default: 20 with 8 cpus or more, else 0"},
+    {.name = "policy",
+     .kind = OPTION_STRING,
+     .default_text = "default",
+     .help = "the service's default: what is said of device bytes per token is meant for it",
+     .metavar = "POLICY"},
     {.name = "request-timeout",
      .kind = OPTION_DURATION,
      .default_text = "10s",
@@ -97,6 +130,7 @@ struct app {
     struct pool *pool;
     struct backend *backend;
     const struct backend_ops *ops;
+    uint32_t n_cpus; /* allowed */
     struct network *network;
     struct socket_context *sockets;
     struct engine *engine;
@@ -147,13 +181,13 @@ static int load(struct app *app, const struct options *options, const struct ker
     char error[512] = "";
     struct topology *topology;
     uint32_t n_threads = options_u32(options, "threads");
-    if (n_threads == 0) {
-        int r = topology_load(&topology);
-        n_threads = r == 0 ? topology_n_allowed_cpus(topology) : 1;
-        if (r == 0)
-            topology_free(topology);
-    }
-    int r = pool_new(n_threads, setup_thread, NULL, &app->pool);
+    int r = topology_load(&topology);
+    app->n_cpus = r == 0 ? topology_n_allowed_cpus(topology) : 1;
+    if (r == 0)
+        topology_free(topology);
+    if (n_threads == 0)
+        n_threads = app->n_cpus;
+    r = pool_new(n_threads, setup_thread, NULL, &app->pool);
     if (r < 0)
         return fail("threads", strerror(-r));
     app->ops = backend_find(options_string(options, "backend"));
@@ -173,32 +207,54 @@ static int load(struct app *app, const struct options *options, const struct ker
 static int start(struct app *app, const struct options *options, struct server_options *server,
                  const struct kernels *kernels)
 {
-    uint32_t n_ctx = options_u32(options, "n-ctx");
+    uint32_t n_ctx = options_u32(options, "n-ctx"), halves = options_choice(options, "micro-batches");
     const struct model_shape *shape = &app->model->shape;
+    bool is_direct = options_choice(options, "transport") == 2;
     struct engine_options engine = {
         .incarnation = server->incarnation,
-        .transport = options_choice(options, "transport") == 0 ? TRANSPORT_ROUTED : TRANSPORT_DIRECT,
+        .transport = is_direct ? TRANSPORT_DIRECT : TRANSPORT_ROUTED,
         .n_ctx = n_ctx != 0 ? n_ctx : shape->n_ctx_train,
+        .row_codec = options_choice(options, "rows") == 0 ? ROW_CODEC_F16 : ROW_CODEC_Q8_0,
         .prefill_chunk = options_u32(options, "prefill-chunk"),
         .max_batch = options_u32(options, "max-batch"),
+        .max_halves = halves != 0                ? halves
+                      : app->n_cpus >= FREE_CPUS ? 2
+                                                 : 1,
+        .spin_us = options_given(options, "spin-us") ? options_u32(options, "spin-us")
+                   : app->n_cpus >= FREE_CPUS        ? SPIN_US
+                                                     : 0,
+        .max_step_us = options_u32(options, "max-step-ms") * UINT64_C(1000),
+        .device_memory = options_bytes(options, "device-memory"),
         .request_timeout_us = options_duration_ms(options, "request-timeout") * 1000,
         .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000,
     };
-    struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, ROW_CODEC_F16};
+    char sentence[256] = "";
+    struct policy policy;
+    if (policy_find(options_string(options, "policy"), &policy, sentence, sizeof(sentence)) < 0)
+        return fail("--policy", sentence);
+    struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, engine.row_codec};
     server->n_ctx = engine.n_ctx;
     server->weight_bytes = app->network->weight_bytes;
-    server->device_bytes_per_token = key_cache_bytes_per_token(&codec_f16, &rows);
+    server->device_memory = engine.device_memory;
+    server->row_codec = engine.row_codec;
+    server->policy = options_string(options, "policy");
+    server->device_bytes_per_token = key_cache_bytes_per_token(policy.codec, &rows);
     int r = socket_context_new(&app->sockets);
     if (r == 0)
         r = engine_new(&engine, app->network, kernels, app->pool, app->tokenizer, app->sockets, &app->engine);
     if (r < 0)
         return fail("engine", strerror(-r));
+    char budget[48] = "no limit";
+    if (engine.device_memory != 0)
+        snprintf(budget, sizeof(budget), "limit %.1f MiB", (double)engine.device_memory / 1048576);
     snprintf(server->achieved, sizeof(server->achieved),
-             "%s, transport %s, weights %.1f MiB, old token %" PRIu64 " B on the device, %" PRIu64
-             " B in stores, not bound",
-             app->ops->describe(app->backend), transport_names[engine.transport],
-             (double)app->network->weight_bytes / 1048576, server->device_bytes_per_token,
-             rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows));
+             "%s, %s, weights %.1f MiB, device memory %.1f MiB in use, %s, old token %" PRIu64
+             " B on the device, %" PRIu64 " B in stores (%s), spin %u us, %u micro-batch%s, not bound",
+             app->ops->describe(app->backend), is_direct ? "transport direct" : "transport as the coordinator says",
+             (double)app->network->weight_bytes / 1048576, (double)engine_device_bytes(app->engine) / 1048576, budget,
+             server->device_bytes_per_token, rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows),
+             row_names[options_choice(options, "rows")], engine.spin_us, engine.max_halves,
+             engine.max_halves == 1 ? "" : "es");
     LOG_INFO("%s: %u layers, %u query heads, %u KV heads, head_dim %u, context %u; %s", app->model->name,
              shape->n_layers, shape->n_heads, shape->n_kv_heads, shape->head_dim, engine.n_ctx, server->achieved);
     return 0;

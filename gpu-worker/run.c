@@ -31,14 +31,6 @@ void run_logprobs_fini(struct run_logprobs *logprobs)
 static int check(const struct run_request *request, char *sentence, size_t sentence_size)
 {
     uint64_t n_tokens = request->at + request->n_input + request->max_tokens;
-    if (policy_find(request->policy) == NULL) {
-        snprintf(sentence, sentence_size, "unknown policy '%s'; this worker has '%s'", request->policy, policy_name(0));
-        return -ENOTSUP;
-    }
-    if (request->exact_tokens != 0) {
-        snprintf(sentence, sentence_size, "exact_tokens other than 0 are not supported");
-        return -ENOTSUP;
-    }
     if (n_tokens == 0 || n_tokens > (uint64_t)request->n_blocks * LAYOUT_BLOCK_TOKENS) {
         snprintf(sentence, sentence_size, "%llu tokens do not fit into %u reserved blocks",
                  (unsigned long long)n_tokens, request->n_blocks);
@@ -62,14 +54,17 @@ static int check(const struct run_request *request, char *sentence, size_t sente
 int run_new(struct run_request *request, const struct tokenizer *tokenizer, struct run **ret_run, char *sentence,
             size_t sentence_size)
 {
-    int r = check(request, sentence, sentence_size);
+    struct policy policy;
+    int r = policy_find(request->policy, &policy, sentence, sentence_size) < 0 ? -ENOTSUP : 0;
+    if (r == 0)
+        r = check(request, sentence, sentence_size);
     struct run *run = r == 0 ? calloc(1, sizeof(*run)) : NULL;
     if (run == NULL) {
         run_request_free(request);
         return r < 0 ? r : -ENOMEM;
     }
     run->request = request;
-    run->policy = policy_find(request->policy);
+    run->policy = policy;
     run->capacity = (uint32_t)(request->at + request->n_input + request->max_tokens);
     run->first_decode = request->score ? (uint32_t)request->score_from : run_input_end(run);
     run->goal = request->max_tokens > 0 ? run->capacity : run_input_end(run);

@@ -57,7 +57,7 @@ void run_logprobs_fini(struct run_logprobs *logprobs);
 struct run {
     struct run *next;
     struct run_request *request;
-    const struct policy *policy;
+    struct policy policy;
     struct session *session;
     uint32_t *ids;         /* [capacity] */
     uint32_t capacity;     /* at + n_input + max_tokens */
@@ -66,8 +66,9 @@ struct run {
     uint32_t first_decode; /* positions >= this are decode steps */
     uint32_t goal;         /* Append and Score: positions to compute; Generate: capacity */
     bool is_prepared, is_finished;
-    int error;          /* -errno: ends with it */
-    char sentence[160]; /* of the error */
+    int error;                        /* -errno: ends with it */
+    char sentence[160];               /* of the error */
+    uint64_t bytes_asked, bytes_free; /* of the device, with -ENOMEM */
 
     /* a generated token that waits for the journal */
     bool has_pending;

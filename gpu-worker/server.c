@@ -63,6 +63,8 @@ static void take_events(struct server *server)
         else if (event->epoch == server->epoch && server->is_welcome) {
             if (event->kind == ENGINE_EXCHANGE)
                 server_control_exchange(server, event);
+            else if (event->kind == ENGINE_RING_USED)
+                server_control_ring_used(server, event);
             else
                 server_work_event(server, event);
         }

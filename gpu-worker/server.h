@@ -18,8 +18,11 @@ struct server_options {
     uint64_t reconnect_timeout_us;
     uint32_t n_ctx;
     uint64_t weight_bytes;
-    uint64_t device_bytes_per_token;
-    char achieved[256]; /* back end, instruction set, threads, weights */
+    uint64_t device_bytes_per_token; /* of old tokens, under `policy` */
+    uint64_t device_memory;          /* budget; 0: none */
+    const char *policy;              /* default of the service */
+    uint32_t row_codec;              /* enum row_codec */
+    char achieved[384];              /* back end, instruction set, threads, weights */
 };
 
 /*

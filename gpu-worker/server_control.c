@@ -27,7 +27,7 @@ int server_control_hello(struct server *server)
     rows.n_layers = shape->n_layers;
     rows.n_kv_heads = shape->n_kv_heads;
     rows.head_dim = shape->head_dim;
-    rows.codec = ROW_CODEC_F16;
+    rows.codec = server->options->row_codec;
     Hcattn__Control__Hello hello = HCATTN__CONTROL__HELLO__INIT;
     hello.layout = LAYOUT_VERSION;
     hello.version = HCATTN_VERSION;
@@ -46,6 +46,9 @@ int server_control_hello(struct server *server)
     hello.n_ctx = server->options->n_ctx;
     hello.weight_bytes = server->options->weight_bytes;
     hello.device_bytes_per_token = server->options->device_bytes_per_token;
+    hello.device_budget_bytes = server->options->device_memory;
+    hello.device_base_bytes = engine_device_bytes(server->engine);
+    hello.default_policy = (char *)(uintptr_t)server->options->policy;
     Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
     control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_HELLO;
     control.hello = &hello;
@@ -58,6 +61,7 @@ int server_control_heartbeat(struct server *server)
     heartbeat.progress = engine_progress(server->engine);
     heartbeat.busy = engine_busy(server->engine);
     heartbeat.tokens = engine_n_tokens(server->engine);
+    heartbeat.device_bytes = engine_device_bytes(server->engine);
     heartbeat.phase = (char *)(uintptr_t)engine_phase(server->engine);
     Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
     control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_HEARTBEAT;
@@ -77,6 +81,19 @@ void server_control_exchange(struct server *server, const struct engine_event *e
     int r = send_control(server, &control, &event->fd, 1);
     if (r < 0) /* a hang-up; the poll loop sees it too */
         LOG_DEBUG("exchange for store %u not sent: %s", event->store, strerror(-r));
+}
+
+void server_control_ring_used(struct server *server, const struct engine_event *event)
+{
+    Hcattn__Control__Done done = HCATTN__CONTROL__DONE__INIT;
+    done.sequence = event->work;
+    done.status = event->error;
+    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_DONE;
+    control.done = &done;
+    int r = send_control(server, &control, NULL, 0);
+    if (r < 0)
+        LOG_DEBUG("answer to an order about rings not sent: %s", strerror(-r));
 }
 
 static struct engine_command *new_command(enum engine_command_kind kind)
@@ -158,6 +175,16 @@ static int take_control(struct server *server, const Hcattn__Control__Control *c
         command->store = control->exchange_ready->store;
         command->incarnation = control->exchange_ready->store_incarnation;
         LOG_INFO("store %u serves", command->store);
+        engine_command(server->engine, command);
+        return 0;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_RING_USE:
+        command = new_command(ENGINE_RING_USE);
+        command->work = control->ring_use->sequence;
+        command->store = control->ring_use->store;
+        command->incarnation = control->ring_use->store_incarnation;
+        command->ring = control->ring_use->ring;
+        LOG_INFO("requests to store %u go %s", command->store,
+                 command->ring ? "by its ring" : "through the coordinator");
         engine_command(server->engine, command);
         return 0;
     default:

@@ -30,6 +30,7 @@ int server_control_hello(struct server *server);
 /* Reads what has come; -EPIPE: the coordinator hung up. */
 int server_control_receive(struct server *server);
 int server_control_heartbeat(struct server *server);
+void server_control_ring_used(struct server *server, const struct engine_event *event);
 void server_control_exchange(struct server *server, const struct engine_event *event);
 
 /* server_work.c: the work socket. */

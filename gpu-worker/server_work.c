@@ -12,6 +12,8 @@
 #include "proto/work.pb-c.h"
 
 static void send_error(struct server *server, uint64_t work, int error, const char *sentence);
+static void send_failure(struct server *server, uint64_t work, int error, const char *sentence, uint64_t bytes_asked,
+                         uint64_t bytes_free);
 
 static void send_reply(struct server *server, const Hcattn__Work__WorkReply *reply)
 {
@@ -49,6 +51,8 @@ static Hcattn__ErrorCode code_of(int error)
     case EILSEQ:
     case E2BIG:
         return HCATTN__ERROR_CODE__INVALID_ARGUMENT;
+    case ESRCH:
+        return HCATTN__ERROR_CODE__NOT_FOUND;
     case ECANCELED:
         return HCATTN__ERROR_CODE__CANCELLED;
     case ENOTSUP:
@@ -71,8 +75,17 @@ static Hcattn__ErrorCode code_of(int error)
 
 static void send_error(struct server *server, uint64_t work, int error, const char *sentence)
 {
+    send_failure(server, work, error, sentence, 0, 0);
+}
+
+/* With the bytes that were asked for and free, where it is for want of memory. */
+static void send_failure(struct server *server, uint64_t work, int error, const char *sentence, uint64_t bytes_asked,
+                         uint64_t bytes_free)
+{
     Hcattn__Error message = HCATTN__ERROR__INIT;
     message.code = code_of(error);
+    message.bytes_asked = bytes_asked;
+    message.bytes_free = bytes_free;
     message.sentence = (char *)(uintptr_t)sentence;
     REPLY(reply, work, ERROR, error, &message);
     send_reply(server, &reply);
@@ -376,6 +389,9 @@ void server_work_receive(struct server *server)
         case HCATTN__WORK__WORK_REQUEST__REQUEST_FORGET:
             forward(server, ENGINE_FORGET, 0, request->forget->session);
             break;
+        case HCATTN__WORK__WORK_REQUEST__REQUEST_COUNT:
+            forward(server, ENGINE_COUNT, request->work, request->count->session);
+            break;
         default:
             LOG_WARNING("a work message that could not be read");
         }
@@ -455,6 +471,34 @@ static void send_finished(struct server *server, const struct engine_event *even
     send_reply(server, &reply);
 }
 
+static void send_counts(struct server *server, const struct engine_event *event)
+{
+    const struct engine_counts *from = event->counts;
+    Hcattn__SessionCounts counts = HCATTN__SESSION_COUNTS__INIT;
+    Hcattn__StoreRead reads[LAYOUT_N_LANES], *read_list[LAYOUT_N_LANES];
+    for (uint32_t i = 0; i < from->n_stores; i++) {
+        reads[i] = (Hcattn__StoreRead)HCATTN__STORE_READ__INIT;
+        reads[i].store = from->store[i];
+        reads[i].bytes = from->bytes_read[i];
+        read_list[i] = &reads[i];
+    }
+    counts.n_steps = from->counts.n_steps;
+    counts.n_old_tokens = from->counts.n_old_tokens;
+    counts.n_kept = from->counts.n_kept;
+    counts.n_n_kept = from->n_kept;
+    counts.reads = read_list;
+    counts.n_reads = from->n_stores;
+    counts.exact_bytes = from->exact_bytes;
+    counts.key_bytes = from->key_bytes;
+    counts.select_us = from->counts.select_us;
+    counts.attention_us = from->counts.attention_us;
+    counts.store_wait_us = from->counts.store_wait_us;
+    counts.matmul_us = from->counts.matmul_us;
+    counts.step_us = from->counts.step_us;
+    REPLY(reply, event->work, COUNTS, counts, &counts);
+    send_reply(server, &reply);
+}
+
 void server_work_event(struct server *server, struct engine_event *event)
 {
     if (server->work == NULL)
@@ -476,7 +520,11 @@ void server_work_event(struct server *server, struct engine_event *event)
         send_finished(server, event);
         break;
     case ENGINE_FAILED:
-        send_error(server, event->work, event->error, event->text == NULL ? "out of memory" : event->text);
+        send_failure(server, event->work, event->error, event->text == NULL ? "out of memory" : event->text,
+                     event->bytes_asked, event->bytes_free);
+        break;
+    case ENGINE_COUNTED:
+        send_counts(server, event);
         break;
     default:
         break;

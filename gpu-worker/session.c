@@ -1,19 +1,56 @@
 #include "gpu-worker/session.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu-worker/policy/exact_set.h"
 
-enum { EXACT_ROWS = LAYOUT_N_SINKS + EXACT_SET_WINDOW_BLOCKS * LAYOUT_BLOCK_TOKENS };
-
-size_t session_exact_bytes(const struct row_shape *shape)
+static size_t exact_rows(uint32_t n_window_blocks)
 {
-    return (size_t)shape->n_layers * shape->n_kv_heads * EXACT_ROWS * layout_row_bytes(shape);
+    return LAYOUT_N_SINKS + (size_t)n_window_blocks * LAYOUT_BLOCK_TOKENS;
 }
 
-int session_new(uint64_t id, const struct row_shape *shape, const struct key_codec *codec,
+static size_t exact_bytes_for(const struct row_shape *shape, uint32_t n_window_blocks)
+{
+    if (n_window_blocks == 0)
+        return 0;
+    return (size_t)shape->n_layers * shape->n_kv_heads * exact_rows(n_window_blocks) * layout_row_bytes(shape);
+}
+
+size_t session_bytes_for(const struct row_shape *shape, const struct key_codec *codec, uint32_t n_window_blocks,
+                         uint32_t n_old_blocks)
+{
+    return exact_bytes_for(shape, n_window_blocks) + key_cache_bytes_for(codec, shape, n_old_blocks);
+}
+
+size_t session_exact_bytes(const struct session *session)
+{
+    return exact_bytes_for(&session->shape, session->n_window_blocks);
+}
+
+size_t session_bytes(const struct session *session)
+{
+    return session_exact_bytes(session) + key_cache_bytes(session->keys);
+}
+
+/* ---- life ---- */
+
+static void *key_alloc(void *context, size_t n_bytes)
+{
+    const struct session *session = context;
+    return session->ops->alloc(session->backend, n_bytes);
+}
+
+static void key_free(void *context, void *memory, size_t n_bytes)
+{
+    (void)n_bytes;
+    const struct session *session = context;
+    session->ops->free(session->backend, memory);
+}
+
+int session_new(uint64_t id, const struct row_shape *shape, const struct policy *policy, uint32_t exact_tokens,
                 const struct backend_ops *ops, struct backend *backend, struct session **ret_session)
 {
     struct session *session = calloc(1, sizeof(*session));
@@ -21,10 +58,12 @@ int session_new(uint64_t id, const struct row_shape *shape, const struct key_cod
         return -ENOMEM;
     session->id = id;
     session->shape = *shape;
+    session->exact_tokens = exact_tokens;
     session->ops = ops;
     session->backend = backend;
-    session->exact = ops->alloc(backend, session_exact_bytes(shape));
-    if (session->exact == NULL || session_reset(session, codec) < 0) {
+    session->counts.n_kept = calloc((size_t)shape->n_layers * shape->n_kv_heads, sizeof(uint64_t));
+    session->counts.bytes_read = calloc(LAYOUT_N_LANES, sizeof(uint64_t));
+    if (session->counts.n_kept == NULL || session->counts.bytes_read == NULL || session_reset(session, policy) < 0) {
         session_free(session);
         return -ENOMEM;
     }
@@ -39,58 +78,123 @@ struct session *session_free(struct session *session)
     if (session->exact != NULL)
         session->ops->free(session->backend, session->exact);
     key_cache_free(session->keys);
+    free(session->counts.n_kept);
+    free(session->counts.bytes_read);
     free(session);
     return NULL;
 }
 
-int session_reset(struct session *session, const struct key_codec *codec)
+int session_reset(struct session *session, const struct policy *policy)
 {
     session->n_rows = 0;
-    session->keys = key_cache_free(session->keys);
-    return key_cache_new(codec, &session->shape, &session->keys);
+    if (session->keys != NULL && session->codec == policy->codec) {
+        key_cache_clear(session->keys);
+        return 0;
+    }
+    const struct key_cache_memory memory = {.alloc = key_alloc, .free = key_free, .context = session};
+    struct key_cache *keys;
+    int r = key_cache_new(policy->codec, &session->shape, &memory, &keys);
+    if (r < 0)
+        return r;
+    key_cache_free(session->keys);
+    session->keys = keys;
+    session->codec = policy->codec;
+    return 0;
 }
 
-bool session_keeps(uint32_t position, uint32_t last)
+/* ---- exact rows ---- */
+
+static uint8_t *head_rows(const struct session *session, uint8_t *exact, uint32_t n_window_blocks, uint32_t head)
 {
-    return position < LAYOUT_N_SINKS || position / LAYOUT_BLOCK_TOKENS >= exact_set_n_old_blocks(last);
+    return exact + head * exact_rows(n_window_blocks) * layout_row_bytes(&session->shape);
 }
 
-static uint16_t *head_rows(const struct session *session, uint32_t layer, uint32_t kv_head)
+static size_t window_row(uint32_t position, uint32_t n_window_blocks)
 {
-    size_t row = 2 * (size_t)session->shape.head_dim;
-    return session->exact + ((size_t)layer * session->shape.n_kv_heads + kv_head) * EXACT_ROWS * row;
-}
-
-static uint32_t window_row(uint32_t position)
-{
-    uint32_t slot = position / LAYOUT_BLOCK_TOKENS % EXACT_SET_WINDOW_BLOCKS;
+    size_t slot = position / LAYOUT_BLOCK_TOKENS % n_window_blocks;
     return LAYOUT_N_SINKS + slot * LAYOUT_BLOCK_TOKENS + position % LAYOUT_BLOCK_TOKENS;
 }
 
-void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const uint16_t *rows)
+/* Copies the sinks and the last blocks that both windows have room for. */
+static void move_rows(const struct session *session, uint8_t *to, uint32_t n_window_blocks)
 {
-    size_t row = 2 * (size_t)session->shape.head_dim;
-    for (uint32_t head = 0; head < session->shape.n_kv_heads; head++) {
-        uint16_t *to = head_rows(session, layer, head);
-        memcpy(to + window_row(position) * row, rows + head * row, row * sizeof(*rows));
-        if (position < LAYOUT_N_SINKS)
-            memcpy(to + position * row, rows + head * row, row * sizeof(*rows));
+    const struct row_shape *shape = &session->shape;
+    size_t row = layout_row_bytes(shape), block_bytes = LAYOUT_BLOCK_TOKENS * row;
+    uint32_t n_blocks = (session->n_rows + LAYOUT_BLOCK_TOKENS - 1) / LAYOUT_BLOCK_TOKENS;
+    uint32_t n_kept = n_window_blocks < session->n_window_blocks ? n_window_blocks : session->n_window_blocks;
+    uint32_t first = n_blocks > n_kept ? n_blocks - n_kept : 0;
+    for (uint32_t head = 0; head < shape->n_layers * shape->n_kv_heads; head++) {
+        const uint8_t *old = head_rows(session, session->exact, session->n_window_blocks, head);
+        uint8_t *new = head_rows(session, to, n_window_blocks, head);
+        memcpy(new, old, LAYOUT_N_SINKS * row);
+        for (uint32_t block = first; block < n_blocks; block++)
+            memcpy(new + window_row(block * LAYOUT_BLOCK_TOKENS, n_window_blocks) * row,
+                   old + window_row(block * LAYOUT_BLOCK_TOKENS, session->n_window_blocks) * row, block_bytes);
     }
 }
 
-uint32_t session_pieces(const struct session *session, uint32_t layer, uint32_t kv_head, uint32_t position,
-                        struct backend_piece pieces[SESSION_MAX_PIECES])
+int session_reserve(struct session *session, uint32_t n_window_blocks, uint32_t n_old_blocks)
 {
-    size_t row = 2 * (size_t)session->shape.head_dim;
-    const uint16_t *rows = head_rows(session, layer, kv_head);
-    uint32_t block = position / LAYOUT_BLOCK_TOKENS, n = 0;
-    if (exact_set_n_old_blocks(position) > 0)
+    int r = key_cache_reserve(session->keys, n_old_blocks);
+    if (r < 0 || n_window_blocks == session->n_window_blocks)
+        return r;
+    uint8_t *exact = session->ops->alloc(session->backend, exact_bytes_for(&session->shape, n_window_blocks));
+    if (exact == NULL)
+        return -ENOMEM;
+    if (session->exact != NULL) {
+        move_rows(session, exact, n_window_blocks);
+        session->ops->free(session->backend, session->exact);
+    }
+    session->exact = exact;
+    session->n_window_blocks = n_window_blocks;
+    return 0;
+}
+
+bool session_keeps(const struct session *session, uint32_t position, uint32_t last)
+{
+    if (position < LAYOUT_N_SINKS)
+        return true;
+    uint32_t block = position / LAYOUT_BLOCK_TOKENS, last_block = last / LAYOUT_BLOCK_TOKENS;
+    return block + session->n_window_blocks > last_block;
+}
+
+void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const void *rows)
+{
+    size_t row = layout_row_bytes(&session->shape);
+    for (uint32_t head = 0; head < session->shape.n_kv_heads; head++) {
+        const uint8_t *from = (const uint8_t *)rows + head * row;
+        uint8_t *to =
+            head_rows(session, session->exact, session->n_window_blocks, layer * session->shape.n_kv_heads + head);
+        memcpy(to + window_row(position, session->n_window_blocks) * row, from, row);
+        if (position < LAYOUT_N_SINKS)
+            memcpy(to + position * row, from, row);
+    }
+}
+
+uint32_t session_max_pieces(const struct session *session)
+{
+    return session->n_window_blocks + 1;
+}
+
+uint32_t session_pieces(const struct session *session, uint32_t layer, uint32_t kv_head, uint32_t position,
+                        struct backend_piece *pieces)
+{
+    size_t row = layout_row_bytes(&session->shape);
+    const uint8_t *rows =
+        head_rows(session, session->exact, session->n_window_blocks, layer * session->shape.n_kv_heads + kv_head);
+    uint32_t own = position / LAYOUT_BLOCK_TOKENS, n = 0;
+    uint32_t n_old = exact_set_n_old_blocks(position, session->exact_tokens);
+    assert(own - n_old < session->n_window_blocks);
+    if (n_old > 0)
         pieces[n++] = (struct backend_piece){.rows = rows, .mask = ((uint64_t)1 << LAYOUT_N_SINKS) - 1};
-    if (block > 0)
-        pieces[n++] = (struct backend_piece){.rows = rows + window_row((block - 1) * LAYOUT_BLOCK_TOKENS) * row,
-                                             .mask = ~(uint64_t)0};
-    pieces[n++] =
-        (struct backend_piece){.rows = rows + window_row(block * LAYOUT_BLOCK_TOKENS) * row,
-                               .mask = ~(uint64_t)0 >> (LAYOUT_BLOCK_TOKENS - 1 - position % LAYOUT_BLOCK_TOKENS)};
+    for (uint32_t block = n_old; block < own; block++)
+        pieces[n++] = (struct backend_piece){
+            .rows = rows + window_row(block * LAYOUT_BLOCK_TOKENS, session->n_window_blocks) * row,
+            .mask = ~(uint64_t)0,
+        };
+    pieces[n++] = (struct backend_piece){
+        .rows = rows + window_row(own * LAYOUT_BLOCK_TOKENS, session->n_window_blocks) * row,
+        .mask = ~(uint64_t)0 >> (LAYOUT_BLOCK_TOKENS - 1 - position % LAYOUT_BLOCK_TOKENS),
+    };
     return n;
 }

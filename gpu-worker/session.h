@@ -1,10 +1,10 @@
 /*
- * session.h - what a device holds of one session: the exact set and the quantized keys of old blocks.
+ * session.h - what a session has on the device: its exact rows and its quantized keys.
  *
- * Owner      the engine thread.
- * Invariant  positions [0, n_rows) are represented: the sinks and the last two blocks as exact rows, blocks older than
- *            those in the key cache. Everything here can be rebuilt from the stores.
- * Memory     exact rows: [layer][kv_head][4 sinks + 2 x 64 window][K|V] f16; a block's window slot is number mod 2.
+ * Owner      the engine; one thread. Nothing here is the only copy: all of it can be rebuilt from the stores.
+ * Memory     exact rows: [layer][kv_head][4 sinks + window blocks x 64] rows as the row codec has them; a block's place in the
+ *            window is number mod window blocks. The window has two blocks, or as many as hold everything while the session
+ *            has no more than its exact tokens.
  */
 #pragma once
 
@@ -12,39 +12,65 @@
 #include <stdint.h>
 
 #include "gpu-worker/backend/backend.h"
+#include "gpu-worker/policy/policy.h"
 #include "gpu-worker/keys/key_cache.h"
 #include "proto/layout.h"
 
-enum { SESSION_MAX_PIECES = 3 };
+/* Counted over the decode steps of a session; hcattn.SessionCounts. */
+struct session_counts {
+    uint64_t n_steps, n_old_tokens;
+    uint64_t select_us, attention_us, store_wait_us, matmul_us, step_us;
+    uint64_t *n_kept;     /* [n_layers][n_kv_heads] */
+    uint64_t *bytes_read; /* [LAYOUT_N_LANES]: by lane */
+};
 
 struct session {
     struct session *next;
     uint64_t id;
     uint32_t n_rows;
+    uint32_t exact_tokens;
     struct row_shape shape;
-    uint16_t *exact; /* device memory */
+    uint64_t used; /* grows; the smallest was used longest ago */
+    uint32_t n_window_blocks;
+    uint8_t *exact; /* device memory */
+    const struct key_codec *codec;
     struct key_cache *keys;
+    struct session_counts counts;
+    uint8_t lane_store[LAYOUT_N_LANES];
     const struct backend_ops *ops;
     struct backend *backend;
 };
 
-int session_new(uint64_t id, const struct row_shape *shape, const struct key_codec *codec,
-                const struct backend_ops *ops, struct backend *backend, struct session **ret_session); /* -ENOMEM */
-struct session *session_free(struct session *session);                     /* accepts NULL, returns NULL */
-int session_reset(struct session *session, const struct key_codec *codec); /* holds nothing; -ENOMEM */
+/* A session that holds nothing and has no room yet. -ENOMEM. */
+int session_new(uint64_t id, const struct row_shape *shape, const struct policy *policy, uint32_t exact_tokens,
+                const struct backend_ops *ops, struct backend *backend, struct session **ret_session);
+struct session *session_free(struct session *session); /* accepts NULL, returns NULL */
+/* It holds nothing any more; `policy` may be another than before. -ENOMEM. */
+int session_reset(struct session *session, const struct policy *policy);
 
-/* Bytes on the device for the exact set of a session. */
-size_t session_exact_bytes(const struct row_shape *shape);
-
-/* Is `position` in the exact set of a query at `last`, i.e. must its rows be kept when `last` has been computed? */
-bool session_keeps(uint32_t position, uint32_t last);
-
-/* Takes the rows [kv_head][K|V] of one position and layer; positions come in order. */
-void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const uint16_t *rows);
+/* Device bytes of a session with so many window blocks and old blocks, and what it has now. */
+size_t session_bytes_for(const struct row_shape *shape, const struct key_codec *codec, uint32_t n_window_blocks,
+                         uint32_t n_old_blocks);
+size_t session_exact_bytes(const struct session *session);
+size_t session_bytes(const struct session *session);
 
 /*
- * The exact set of a query at `position` (whose own row has been put) as pieces in the canonical order: sinks, the block
- * before, the own block up to the position. Returns how many (1 .. SESSION_MAX_PIECES).
+ * Room for a window and for the keys of n_old_blocks, so that steps do not allocate; rows that the new window still has are
+ * kept. -ENOMEM: unchanged.
+ */
+int session_reserve(struct session *session, uint32_t n_window_blocks, uint32_t n_old_blocks);
+
+/* Is `position` in the exact set of a query at `last`, i.e. must its rows be kept when `last` has been computed? */
+bool session_keeps(const struct session *session, uint32_t position, uint32_t last);
+
+/* Takes the rows [kv_head] of one position and layer; positions come in order. */
+void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const void *rows);
+
+/* Most pieces of an exact set. */
+uint32_t session_max_pieces(const struct session *session);
+/*
+ * The exact set of a query at `position` (whose own row has been put) as pieces in the canonical order: sinks, the blocks
+ * before, the own block up to the position. Returns how many (1 .. session_max_pieces()).
  */
 uint32_t session_pieces(const struct session *session, uint32_t layer, uint32_t kv_head, uint32_t position,
-                        struct backend_piece pieces[SESSION_MAX_PIECES]);
+                        struct backend_piece *pieces);

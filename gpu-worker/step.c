@@ -6,7 +6,53 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu-worker/policy/exact_set.h"
+/* ---- shapes ---- */
+
+uint32_t step_group(const struct step *step)
+{
+    return step->network->shape.n_heads / step->shape.n_kv_heads;
+}
+
+float step_scale(const struct step *step)
+{
+    return 1.0f / sqrtf((float)step->shape.head_dim);
+}
+
+enum kernels_rows step_codec(const struct step *step)
+{
+    return (enum kernels_rows)step->shape.codec;
+}
+static_assert((int)KERNELS_ROWS_F16 == (int)ROW_CODEC_F16 && (int)KERNELS_ROWS_Q8_0 == (int)ROW_CODEC_Q8_0,
+              "kernels know rows by the numbers that the layout gives them");
+
+size_t step_token_bytes(const struct step *step)
+{
+    return step->shape.n_kv_heads * layout_row_bytes(&step->shape);
+}
+
+uint8_t *step_row_bytes(const struct step *step, const struct step_half *half, uint32_t layer, uint32_t row)
+{
+    if (!half->is_deferred)
+        return step->row_bytes + row * step_token_bytes(step);
+    size_t index = (size_t)layer * step->limits.max_decode + step->rows[row].decode_index;
+    return step->deferred_rows + index * step_token_bytes(step);
+}
+
+int step_make_room(struct step *step, size_t n_pieces)
+{
+    if (n_pieces <= step->pieces_size)
+        return 0;
+    size_t size = n_pieces + n_pieces / 2;
+    struct backend_piece *pieces = calloc(size, sizeof(*pieces));
+    if (pieces == NULL)
+        return -ENOMEM;
+    free(step->pieces);
+    step->pieces = pieces;
+    step->pieces_size = size;
+    return 0;
+}
+
+/* ---- life ---- */
 
 struct step *step_free(struct step *step)
 {
@@ -22,6 +68,7 @@ struct step *step_free(struct step *step)
                             step->gate,
                             step->up,
                             step->row_bytes,
+                            step->deferred_rows,
                             step->logits,
                             step->exact_partials,
                             step->tile_q,
@@ -30,20 +77,23 @@ struct step *step_free(struct step *step)
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         if (device[i] != NULL)
             ops->free(step->network->backend, device[i]);
-    for (uint32_t i = 0; step->calls != NULL && i < STORES_MAX; i++) {
-        free(step->calls[i].append_owner);
-        free(step->calls[i].item_row);
-        free(step->calls[i].item_lanes);
-        free(step->calls[i].item_result);
+    for (uint32_t h = 0; h < STEP_MAX_HALVES; h++) {
+        struct step_call *calls = step->halves[h].calls;
+        for (uint32_t i = 0; calls != NULL && i < STORES_MAX; i++) {
+            free(calls[i].append_owner);
+            free(calls[i].item_row);
+            free(calls[i].item_lanes);
+            free(calls[i].item_result);
+        }
+        free(calls);
     }
-    free(step->calls);
+    step_select_free(step);
     free(step->rows);
     free(step->commits);
     free(step->pieces);
     free(step->items);
     free(step->ids);
     free(step->positions);
-    free(step->mask_memory);
     free(step->lane_partials);
     free(step);
     return NULL;
@@ -68,7 +118,8 @@ static int allocate_device(struct step *step)
         {&step->v, T * shape->n_kv_heads * d * 4},
         {&step->gate, T * shape->n_ff * 4},
         {&step->up, T * shape->n_ff * 4},
-        {&step->row_bytes, T * shape->n_kv_heads * layout_row_bytes(&step->shape)},
+        {&step->row_bytes, T * step_token_bytes(step)},
+        {&step->deferred_rows, (size_t)shape->n_layers * step->limits.max_decode * step_token_bytes(step)},
         {&step->logits, (size_t)step->limits.max_decode * shape->n_vocab * 4},
         {&step->exact_partials, (size_t)step->limits.max_decode * shape->n_heads * partial * 4},
         {&step->tile_q, tile * d * 4},
@@ -90,24 +141,23 @@ static int allocate_device(struct step *step)
 
 static int allocate_host(struct step *step)
 {
-    size_t max_rows = step->limits.max_rows, max_decode = step->limits.max_decode;
-    size_t n_kv = step->shape.n_kv_heads, n_blocks = step->limits.n_ctx / LAYOUT_BLOCK_TOKENS + 2;
-    size_t tile_pieces = n_kv * (n_blocks + SESSION_MAX_PIECES), decode_pieces = max_decode * n_kv * SESSION_MAX_PIECES;
+    size_t max_rows = step->limits.max_rows, max_decode = step->limits.max_decode, n_kv = step->shape.n_kv_heads;
     size_t tile_items = n_kv * (1 + LAYOUT_N_LANES), decode_items = max_decode * n_kv;
     step->rows = calloc(max_rows, sizeof(*step->rows));
     step->commits = calloc(max_decode, sizeof(struct run *));
     step->ids = calloc(max_rows, sizeof(*step->ids));
     step->positions = calloc(max_rows, sizeof(*step->positions));
-    step->pieces = calloc(tile_pieces > decode_pieces ? tile_pieces : decode_pieces, sizeof(*step->pieces));
     step->items = calloc(tile_items > decode_items ? tile_items : decode_items, sizeof(*step->items));
-    step->mask_memory = calloc(max_decode * n_blocks, sizeof(*step->mask_memory));
     step->lane_partials = calloc(max_decode * n_kv * LAYOUT_N_LANES, sizeof(*step->lane_partials));
-    step->calls = calloc(STORES_MAX, sizeof(*step->calls));
-    return step->rows != NULL && step->commits != NULL && step->ids != NULL && step->positions != NULL &&
-                   step->pieces != NULL && step->items != NULL && step->mask_memory != NULL &&
-                   step->lane_partials != NULL && step->calls != NULL
-               ? 0
-               : -ENOMEM;
+    for (uint32_t h = 0; h < STEP_MAX_HALVES; h++) {
+        step->halves[h].calls = calloc(STORES_MAX, sizeof(struct step_call));
+        if (step->halves[h].calls == NULL)
+            return -ENOMEM;
+    }
+    if (step->rows == NULL || step->commits == NULL || step->ids == NULL || step->positions == NULL ||
+        step->items == NULL || step->lane_partials == NULL)
+        return -ENOMEM;
+    return step_select_new(step);
 }
 
 int step_new(struct network *network, const struct kernels *kernels, struct stores *stores, struct link *link,
@@ -132,10 +182,12 @@ int step_new(struct network *network, const struct kernels *kernels, struct stor
     return 0;
 }
 
+/* ---- the batch ---- */
+
 void step_clear(struct step *step)
 {
     step->n_rows = step->n_decode = step->n_logits = step->n_commits = 0;
-    step->wait_us = 0;
+    step->wait_us = step->select_us = step->attention_us = 0;
 }
 
 bool step_add_row(struct step *step, struct run *run, uint32_t position, bool is_decode, bool wants_logits)
@@ -144,20 +196,20 @@ bool step_add_row(struct step *step, struct run *run, uint32_t position, bool is
         (wants_logits && step->n_logits == step->limits.max_decode))
         return false;
     assert(position < run->n_known);
-    struct step_row *row = &step->rows[step->n_rows++];
+    struct step_row *row = &step->rows[step->n_rows];
     *row = (struct step_row){
         .run = run,
         .position = position,
         .is_decode = is_decode,
         .wants_logits = wants_logits,
-        .logits_index = wants_logits ? step->n_logits++ : 0,
+        .decode_index = is_decode ? step->n_decode : 0,
+        .logits_index = wants_logits ? step->n_logits : 0,
     };
-    if (is_decode) {
-        row->decode_index = step->n_decode++;
-        row->n_old_blocks = exact_set_n_old_blocks(position);
-        row->masks = step->mask_memory + (size_t)row->decode_index * (step->limits.n_ctx / LAYOUT_BLOCK_TOKENS + 2);
-        run->policy->selector->select(row->n_old_blocks, row->masks);
-    }
+    if (is_decode && !step_select_begin(step, row))
+        return false;
+    step->n_rows++;
+    step->n_decode += is_decode;
+    step->n_logits += wants_logits;
     return true;
 }
 
@@ -175,69 +227,153 @@ float *step_logits(const struct step *step, uint32_t row)
     return step->logits + (size_t)step->rows[row].logits_index * step->network->shape.n_vocab;
 }
 
-/* New rows that stay in the exact set once the run's last row of this step has been computed. */
-static void keep_rows(struct step *step, uint32_t layer)
+/* Whole runs, about as many rows in each half; one half where there is nothing to overlap. */
+static void cut(struct step *step)
 {
-    size_t token = (size_t)step->shape.n_kv_heads * 2 * step->shape.head_dim;
-    for (uint32_t i = 0, end; i < step->n_rows; i = end) {
-        struct run *run = step->rows[i].run;
-        for (end = i; end < step->n_rows && step->rows[end].run == run; end++)
-            ;
-        uint32_t last = step->rows[end - 1].position;
-        for (uint32_t k = i; k < end; k++)
-            if (session_keeps(step->rows[k].position, last))
-                session_put_rows(run->session, layer, step->rows[k].position, step->row_bytes + k * token);
+    uint32_t middle = step->n_rows;
+    if (step->limits.max_halves > 1 && step->n_decode > 1)
+        for (uint32_t i = 1; i < step->n_rows; i++)
+            if (step->rows[i].run != step->rows[i - 1].run && i >= step->n_rows / 2) {
+                middle = i;
+                break;
+            }
+    step->n_halves = middle < step->n_rows ? 2 : 1;
+    for (uint32_t h = 0; h < step->n_halves; h++) {
+        struct step_half *half = &step->halves[h];
+        half->first = h == 0 ? 0 : middle;
+        half->end = h + 1 == step->n_halves ? step->n_rows : middle;
+        half->has_commits = h == 0 && step->n_commits > 0;
+        half->is_journaled = half->is_waiting = false;
+        half->n_calls = 0;
+        half->is_deferred = half->end > half->first;
+        for (uint32_t i = half->first; i < half->end; i++)
+            if (!step->rows[i].is_decode || step->rows[i].selection.n_blocks > 0)
+                half->is_deferred = false;
     }
 }
 
-static int run_attention(struct step *step, uint32_t layer)
+/* ---- a layer ---- */
+
+/* New rows that stay in the exact set once the run's last row of this step has been computed. */
+static void keep_rows(struct step *step, const struct step_half *half, uint32_t layer)
 {
-    int r = step_send(step, layer);
-    if (r < 0)
-        return r;
-    keep_rows(step, layer);
-    step_exact(step, layer);
-    if (step->transport == TRANSPORT_DIRECT)
-        step_direct(step, layer);
-    r = step_collect(step, layer);
-    if (r < 0)
-        return r;
-    step_merge(step);
-    step_release(step);
-    step_prefill_attention(step, layer);
-    return 0;
+    for (uint32_t i = half->first, end; i < half->end; i = end) {
+        struct run *run = step->rows[i].run;
+        for (end = i; end < half->end && step->rows[end].run == run; end++)
+            ;
+        uint32_t last = step->rows[end - 1].position;
+        for (uint32_t k = i; k < end; k++)
+            if (session_keeps(run->session, step->rows[k].position, last))
+                session_put_rows(run->session, layer, step->rows[k].position, step_row_bytes(step, half, layer, k));
+    }
 }
 
-static int run_layer(struct step *step, uint32_t layer)
+static void encode_rows(struct step *step, const struct step_half *half, uint32_t layer)
+{
+    const struct backend_ops *ops = step->network->ops;
+    size_t token = (size_t)step->shape.n_kv_heads * step->shape.head_dim;
+    if (half->first == half->end)
+        return;
+    /* deferred rows of one layer lie together: every row is a decode row */
+    ops->encode_rows(step->network->backend, step->k + half->first * token, step->v + half->first * token,
+                     half->end - half->first, step->shape.n_kv_heads, step->shape.head_dim, step_codec(step),
+                     step_row_bytes(step, half, layer, half->first));
+}
+
+/* A half's layer up to its requests to the stores. */
+static int run_before(struct step *step, struct step_half *half, uint32_t layer)
 {
     const struct network *network = step->network;
     const struct network_layer *weights = &network->layers[layer];
     const struct backend_ops *ops = network->ops;
     struct backend *backend = network->backend;
     const struct model_shape *shape = &network->shape;
-    uint32_t T = step->n_rows;
+    uint32_t first = half->first, T = half->end - half->first;
+    float *x = step->x + (size_t)first * shape->n_embd, *h = step->h + (size_t)first * shape->n_embd;
+    float *q = step->q + (size_t)first * shape->n_heads * shape->head_dim;
+    float *k = step->k + (size_t)first * shape->n_kv_heads * shape->head_dim;
+    float *v = step->v + (size_t)first * shape->n_kv_heads * shape->head_dim;
 
-    ops->rms_norm(backend, step->x, T, shape->n_embd, weights->attn_norm, shape->rms_eps, step->h);
+    ops->rms_norm(backend, x, T, shape->n_embd, weights->attn_norm, shape->rms_eps, h);
     const struct weight *const qkv[] = {weights->attn_q, weights->attn_k, weights->attn_v};
-    ops->matmul(backend, qkv, 3, step->h, T, (float *const[]){step->q, step->k, step->v});
-    ops->rope(backend, step->q, T, shape->n_heads, shape->head_dim, step->positions, &network->rope);
-    ops->rope(backend, step->k, T, shape->n_kv_heads, shape->head_dim, step->positions, &network->rope);
-    ops->encode_rows(backend, step->k, step->v, T, shape->n_kv_heads, shape->head_dim, step->row_bytes);
-
-    int r = run_attention(step, layer);
+    ops->matmul(backend, qkv, 3, h, T, (float *const[]){q, k, v});
+    ops->rope(backend, q, T, shape->n_heads, shape->head_dim, step->positions + first, &network->rope);
+    ops->rope(backend, k, T, shape->n_kv_heads, shape->head_dim, step->positions + first, &network->rope);
+    encode_rows(step, half, layer);
+    keep_rows(step, half, layer);
+    int r = step_exact(step, half, layer);
     if (r < 0)
         return r;
+    step_select(step, half, layer);
+    if (!half->is_deferred || layer == 0)
+        r = step_send(step, half, layer, 1);
+    if (r == 0 && step->transport == TRANSPORT_DIRECT)
+        step_direct(step, half, layer);
+    return r;
+}
 
+struct journal_listener {
+    void (*tell)(void *context, uint32_t first, uint32_t end);
+    void *context;
+};
+
+static void is_journaled(struct step_half *half, const struct journal_listener *listener)
+{
+    if (half->is_journaled)
+        return;
+    half->is_journaled = true;
+    listener->tell(listener->context, half->first, half->end);
+}
+
+/* The answers of a layer; of a deferred half only those that have come. */
+static int take_answers(struct step *step, struct step_half *half, const struct journal_listener *listener)
+{
+    bool done = true;
+    int r = 0;
+    if (!half->is_waiting)
+        return 0;
+    if (half->is_deferred)
+        r = step_poll(step, half, &done);
+    else
+        r = step_collect(step, half);
+    if (r < 0 || !done)
+        return r;
+    if (!half->is_deferred)
+        step_merge(step, half);
+    step_release(step, half);
+    is_journaled(half, listener);
+    return 0;
+}
+
+/* And from the answers on. */
+static int run_after(struct step *step, struct step_half *half, uint32_t layer, const struct journal_listener *listener)
+{
+    const struct network *network = step->network;
+    const struct network_layer *weights = &network->layers[layer];
+    const struct backend_ops *ops = network->ops;
+    struct backend *backend = network->backend;
+    const struct model_shape *shape = &network->shape;
+    uint32_t first = half->first, T = half->end - half->first;
+    float *x = step->x + (size_t)first * shape->n_embd, *h = step->h + (size_t)first * shape->n_embd;
+    float *gate = step->gate + (size_t)first * shape->n_ff, *up = step->up + (size_t)first * shape->n_ff;
+
+    if (half->is_deferred)
+        step_merge(step, half); /* nothing but the exact set */
+    int r = take_answers(step, half, listener);
+    if (r == 0)
+        r = step_prefill_attention(step, half, layer);
+    if (r < 0)
+        return r;
     const struct weight *output = weights->attn_output;
-    ops->matmul(backend, &output, 1, step->attention, T, &step->h);
-    ops->add(backend, step->x, step->h, (size_t)T * shape->n_embd);
-    ops->rms_norm(backend, step->x, T, shape->n_embd, weights->ffn_norm, shape->rms_eps, step->h);
+    ops->matmul(backend, &output, 1, step->attention + (size_t)first * shape->n_heads * shape->head_dim, T, &h);
+    ops->add(backend, x, h, (size_t)T * shape->n_embd);
+    ops->rms_norm(backend, x, T, shape->n_embd, weights->ffn_norm, shape->rms_eps, h);
     const struct weight *const gate_up[] = {weights->ffn_gate, weights->ffn_up};
-    ops->matmul(backend, gate_up, 2, step->h, T, (float *const[]){step->gate, step->up});
-    ops->swiglu(backend, step->gate, step->up, T, shape->n_ff);
+    ops->matmul(backend, gate_up, 2, h, T, (float *const[]){gate, up});
+    ops->swiglu(backend, gate, up, T, shape->n_ff);
     const struct weight *down = weights->ffn_down;
-    ops->matmul(backend, &down, 1, step->gate, T, &step->h);
-    ops->add(backend, step->x, step->h, (size_t)T * shape->n_embd);
+    ops->matmul(backend, &down, 1, gate, T, &h);
+    ops->add(backend, x, h, (size_t)T * shape->n_embd);
     return 0;
 }
 
@@ -258,33 +394,89 @@ static void run_output(struct step *step)
     network->ops->matmul(network->backend, &output, 1, step->x, step->n_logits, &step->logits);
 }
 
-int step_run(struct step *step, void (*on_journaled)(void *context), void *context)
+/* ---- all layers ---- */
+
+/* The rest of what a deferred half has to append goes out; the first part has long been answered. */
+static int send_deferred(struct step *step, struct step_half *half, const struct journal_listener *listener)
 {
+    int r = half->is_waiting ? step_collect(step, half) : 0;
+    if (r < 0)
+        return r;
+    step_release(step, half);
+    is_journaled(half, listener);
+    return step->shape.n_layers > 1 ? step_send(step, half, 1, step->shape.n_layers - 1) : 0;
+}
+
+static bool is_abandoned(const struct step *step)
+{
+    for (uint32_t i = 0; i < step->n_rows; i++)
+        if (step->rows[i].run->error == 0)
+            return false;
+    return true;
+}
+
+static int run_layers(struct step *step, const struct journal_listener *listener)
+{
+    uint32_t n_layers = step->shape.n_layers;
+    struct step_half *first = &step->halves[0], *second = step->n_halves > 1 ? &step->halves[1] : NULL;
+    int r = run_before(step, first, 0);
+    for (uint32_t layer = 0; r == 0 && layer < n_layers; layer++) {
+        /* the stores have work for one half while this computes for the other */
+        if (second != NULL)
+            r = run_before(step, second, layer);
+        if (r == 0)
+            r = run_after(step, first, layer, listener);
+        if (r == 0 && layer + 1 < n_layers)
+            r = run_before(step, first, layer + 1);
+        if (r == 0 && second != NULL)
+            r = run_after(step, second, layer, listener);
+        if (r < 0)
+            break;
+        if (step->progress != NULL)
+            atomic_fetch_add_explicit(step->progress, 1, memory_order_relaxed);
+        if (step->between_layers != NULL)
+            step->between_layers(step->engine);
+        if (is_abandoned(step) && step->n_commits == 0)
+            break;
+    }
+    return r;
+}
+
+static int run_batch(struct step *step, const struct journal_listener *listener)
+{
+    int r = 0;
+    if (step->n_rows == 0) { /* commits alone */
+        r = step_send(step, &step->halves[0], 0, 0);
+        if (r == 0)
+            r = step_collect(step, &step->halves[0]);
+        if (r == 0)
+            is_journaled(&step->halves[0], listener);
+        return r;
+    }
+    const struct network *network = step->network;
+    network->ops->embed(network->backend, network->token_embd, step->ids, step->n_rows, step->x);
+    r = run_layers(step, listener);
+    for (uint32_t h = 0; r == 0 && h < step->n_halves; h++)
+        if (step->halves[h].is_deferred)
+            r = send_deferred(step, &step->halves[h], listener);
+    if (r == 0)
+        run_output(step);
+    for (uint32_t h = 0; r == 0 && h < step->n_halves; h++)
+        if (step->halves[h].is_waiting)
+            r = step_collect(step, &step->halves[h]);
+    return r;
+}
+
+int step_run(struct step *step, void (*on_journaled)(void *context, uint32_t first, uint32_t end), void *context)
+{
+    const struct journal_listener listener = {.tell = on_journaled, .context = context};
     for (uint32_t i = 0; i < step->n_rows; i++) {
         step->ids[i] = step->rows[i].run->ids[step->rows[i].position];
         step->positions[i] = step->rows[i].position;
     }
-    if (step->n_rows == 0) { /* commits alone */
-        int r = step_send(step, 0);
-        if (r == 0)
-            r = step_collect(step, 0);
-        if (r < 0)
-            return r;
-        step_release(step);
-        on_journaled(context);
-        return 0;
-    }
-    const struct network *network = step->network;
-    network->ops->embed(network->backend, network->token_embd, step->ids, step->n_rows, step->x);
-    for (uint32_t layer = 0; layer < step->shape.n_layers; layer++) {
-        int r = run_layer(step, layer);
-        if (r < 0)
-            return r;
-        if (layer == 0)
-            on_journaled(context);
-        if (step->progress != NULL)
-            atomic_fetch_add_explicit(step->progress, 1, memory_order_relaxed);
-    }
-    run_output(step);
-    return 0;
+    cut(step);
+    int r = run_batch(step, &listener);
+    for (uint32_t h = 0; h < step->n_halves; h++)
+        step_release(step, &step->halves[h]);
+    return r;
 }

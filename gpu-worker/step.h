@@ -1,13 +1,18 @@
 /*
  * step.h - one forward pass over a batch: rows of many sessions, prefill and decode together.
  *
- * Per layer: norm, q/k/v, RoPE; new rows to the stores and, for decode rows, the selected old tokens asked of them; the
- * exact set on the device meanwhile; merge; output projection, FFN. A prefill row attends exactly, to rows read from the
- * stores' segments once they are acknowledged, in the very order of partials that a decode step has: under policy `full`
- * both give the same bits.
+ * Per layer: norm, q/k/v, RoPE; decode rows: the exact set on the device, scores and selection over old tokens; new rows to
+ * the stores and the selected old tokens asked of them; merge; output projection, FFN. A prefill row attends exactly, to
+ * rows read from the stores' segments once they are acknowledged, in the very order of partials that a decode step has:
+ * under policy `full` both give the same bits.
  *
- * Canonical order of a query's attention: exact set (sinks, block before, own block), then lanes 0 .. 11, in each the old
- * blocks by number; a block's partial merges into its lane's, the lane's into the query's.
+ * Canonical order of a query's attention: exact set (sinks, blocks before, own block), then lanes 0 .. 11; a lane's partial
+ * is what kernels_attend_lane() makes of its old blocks in order of number.
+ *
+ * Halves     the batch is cut into one or two micro-batches of whole runs. With two, the stores work for one while the
+ *            worker computes for the other. A row's bits do not depend on the cut.
+ * Appends    a half without prefill rows and without old tokens needs no answer to go on: ids and rows of layer 0 are sent and
+ *            not waited for, all other layers' rows travel in one request at the end, behind which the logits are computed.
  *
  * Owner      the engine; used by its thread only.
  */
@@ -24,21 +29,65 @@
 
 enum transport { TRANSPORT_ROUTED, TRANSPORT_DIRECT };
 
+enum { STEP_MAX_HALVES = 2 };
+
+/*
+ * What a decode row asks of the stores in one layer, by KV head, its old blocks in order of lane, then of number:
+ * lane l's are [lane_first[l], lane_first[l + 1]).
+ */
+struct step_selection {
+    uint32_t n_blocks;
+    uint32_t lane_first[LAYOUT_N_LANES + 1];
+    uint64_t *masks;      /* [n_kv_heads][n_blocks] */
+    float *masses;        /* [n_kv_heads][group][n_blocks]; used if the policy has a tail */
+    float *references;    /* [n_heads] */
+    float *weights;       /* [n_kv_heads][group][64 n_blocks], in this order of blocks; mode weights only */
+    uint32_t *n_selected; /* [n_kv_heads] */
+};
+
 struct step_row {
     struct run *run;
     uint32_t position;
     bool is_decode;
     bool wants_logits;
-    uint32_t decode_index; /* among the decode rows */
-    uint32_t logits_index; /* among the rows that want logits */
-    uint32_t n_old_blocks; /* decode: of the selection */
-    uint64_t *masks;       /* [n_old_blocks] */
+    uint32_t decode_index;           /* among the decode rows */
+    uint32_t logits_index;           /* among the rows that want logits */
+    struct step_selection selection; /* decode; n_blocks 0: nothing is old */
 };
 
 struct step_limits {
     uint32_t max_rows;   /* of a step */
     uint32_t max_decode; /* decode rows of a step, and commits */
     uint32_t n_ctx;
+    uint32_t max_halves;
+    uint32_t max_weights; /* floats of approximate weights in one request: what rows of mode weights may ask together */
+};
+
+/* One store's part of what a half asks for at a time. */
+struct step_call {
+    uint32_t store; /* number */
+    bool is_sent, is_done, by_ring;
+    uint32_t slot;
+    uint64_t route;
+    uint64_t request;
+    uint64_t deadline_us; /* of the answer */
+    uint64_t retry_us;    /* not sent before */
+    uint32_t n_appends, n_items;
+    struct run **append_owner; /* [max entries] */
+    uint32_t *item_row;        /* [max_decode x n_kv_heads] */
+    uint32_t *item_lanes;
+    uint32_t *item_result;
+};
+
+struct step_half {
+    uint32_t first, end; /* rows */
+    bool has_commits;    /* the step's commits ride with it */
+    bool is_deferred;    /* nothing in it waits for an answer */
+    bool is_waiting;     /* calls are out */
+    bool is_journaled;
+    uint32_t first_layer, n_layers; /* whose rows the calls append; the items' layer is the first */
+    uint32_t n_calls;
+    struct step_call *calls; /* [STORES_MAX] */
 };
 
 struct step {
@@ -56,76 +105,94 @@ struct step {
     struct step_row *rows;
     uint32_t n_commits; /* runs whose pending id is committed alone */
     struct run **commits;
+    uint32_t n_halves;
+    struct step_half halves[STEP_MAX_HALVES];
 
     /* device memory; T = max_rows */
     float *x, *h;           /* [T][n_embd] */
     float *q, *attention;   /* [T][n_heads][head_dim] */
     float *k, *v;           /* [T][n_kv_heads][head_dim] */
     float *gate, *up;       /* [T][n_ff] */
-    uint16_t *row_bytes;    /* [T][n_kv_heads][K|V] */
+    uint8_t *row_bytes;     /* [T][n_kv_heads] rows of the layer at hand */
+    uint8_t *deferred_rows; /* [n_layers][max_decode][n_kv_heads] rows: of deferred halves */
     float *logits;          /* [max_decode][n_vocab], in the order of rows that want them */
     float *exact_partials;  /* [max_decode][n_heads][2 + head_dim] */
     float *tile_q;          /* [n_kv_heads][64 x group][head_dim] */
     float *tile_partials;   /* [n_kv_heads][1 + 12][64 x group][2 + head_dim] */
     float *direct_partials; /* [max_decode][n_kv_heads][12][group][2 + head_dim], transport direct */
+
     struct backend_piece *pieces;
+    size_t pieces_size; /* how many there is room for */
     struct backend_attend *items;
-    uint32_t *ids, *positions;   /* [T] */
-    uint64_t *mask_memory;       /* [max_decode][n_ctx / 64] */
-    const float **lane_partials; /* [max_decode][n_kv_heads][12]: where each lane's partial lies; NULL: none */
+    uint32_t *ids, *positions;    /* [T] */
+    const float **lane_partials;  /* [max_decode][n_kv_heads][12]: where each lane's partial lies; NULL: none */
+    struct step_scratch *scratch; /* step_select.c */
 
-    /* the layer's requests */
-    uint32_t n_calls;
-    struct step_call *calls;    /* [STORES_MAX] */
-    uint64_t wait_us;           /* waited for stores in this step */
+    uint64_t wait_us, select_us, attention_us; /* of this step */
     _Atomic uint64_t *progress; /* grows with every layer, for those who judge whether this process hangs; or NULL */
-};
-
-/* One store's part of a layer. */
-struct step_call {
-    uint32_t store; /* number */
-    bool is_sent, is_done;
-    uint32_t slot;
-    uint64_t route;
-    uint64_t request;
-    uint64_t deadline_us; /* of the answer */
-    uint64_t retry_us;    /* not sent before */
-    uint32_t n_appends, n_items;
-    struct run **append_owner; /* [max_rows + max_decode] */
-    uint32_t *item_row;        /* [max_decode x n_kv_heads] */
-    uint32_t *item_lanes;
-    uint32_t *item_result;
+    void (*between_layers)(void *engine); /* may fail runs (cancel) */
+    void *engine;
 };
 
 /* Bytes a slot must hold for any step within the limits. */
-uint32_t step_request_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits);
-uint32_t step_reply_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits);
+uint64_t step_request_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits);
+uint64_t step_reply_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits);
 
 int step_new(struct network *network, const struct kernels *kernels, struct stores *stores, struct link *link,
              struct pool *pool, enum transport transport, const struct step_limits *limits, struct step **ret_step);
 struct step *step_free(struct step *step); /* accepts NULL, returns NULL */
 
 void step_clear(struct step *step);
+/* False: no room in this step. */
 bool step_add_row(struct step *step, struct run *run, uint32_t position, bool is_decode, bool wants_logits);
 bool step_add_commit(struct step *step, struct run *run);
 
 /*
- * Carries the batch out. on_journaled(context) is called once the stores hold all ids of the batch (after layer 0).
+ * Carries the batch out. on_journaled(context, first, end) is called once the stores hold the ids of rows [first, end) (and of
+ * the commits, with the first call).
  * A run that a store refuses fails alone (run->error); the others go on.
  * -ECONNRESET: the coordinator is lost; -ETIMEDOUT: a store did not come back; the batch is void, and the sessions of its
- * runs must be rebuilt.
+ * runs must be rebuilt. -ENOMEM.
  */
-int step_run(struct step *step, void (*on_journaled)(void *context), void *context);
+int step_run(struct step *step, void (*on_journaled)(void *context, uint32_t first, uint32_t end), void *context);
 /* Logits [n_vocab] of a row that wanted them. */
 float *step_logits(const struct step *step, uint32_t row);
 
-/* step_request.c: the stores' part of a layer. */
-int step_send(struct step *step, uint32_t layer);    /* plans the calls and sends what can be sent */
-int step_collect(struct step *step, uint32_t layer); /* until all are answered */
-void step_release(struct step *step);                /* slots, once the partials have been read */
+/* ---- shared by the files of the step ---- */
+
+uint32_t step_group(const struct step *step); /* query heads of a KV head */
+float step_scale(const struct step *step);    /* multiplies q . k, here and in the stores alike */
+enum kernels_rows step_codec(const struct step *step);
+size_t step_token_bytes(const struct step *step); /* rows of one token in one layer */
+/* Where a row's encoded K and V of a layer lie. */
+uint8_t *step_row_bytes(const struct step *step, const struct step_half *half, uint32_t layer, uint32_t row);
+/* Room for n pieces in step->pieces. -ENOMEM. */
+int step_make_room(struct step *step, size_t n_pieces);
+
+/* step_request.c: what a store is asked. Fills the call's slot and link->next_request's request. -ENOSPC: cannot happen. */
+int step_plan(struct step *step, struct step_half *half);
+int step_write(struct step *step, struct step_half *half, struct step_call *call, struct store *store, uint32_t slot,
+               uint64_t request, uint32_t *ret_n_bytes);
+bool step_has_work(const struct step *step, const struct step_half *half, const struct step_call *call);
+
+/* step_calls.c: sending, answers, and sending again when a store is lost. */
+int step_send(struct step *step, struct step_half *half, uint32_t first_layer, uint32_t n_layers);
+int step_collect(struct step *step, struct step_half *half);                 /* until all are answered */
+int step_poll(struct step *step, struct step_half *half, bool *ret_is_done); /* without waiting */
+/* Gives back the slots, once the partials have been read; those of calls without an answer are quarantined. */
+void step_release(struct step *step, struct step_half *half);
+
+/* step_select.c: scores, selection; the rows' `selection` of a layer. */
+int step_select_new(struct step *step); /* -ENOMEM */
+void step_select_free(struct step *step);
+bool step_select_begin(struct step *step, struct step_row *row); /* a decode row joins the step; false: no memory */
+void step_select(struct step *step, const struct step_half *half, uint32_t layer);
+
 /* step_attention.c */
-float step_scale(const struct step *step);           /* multiplies q . k, here and in the stores alike */
-void step_exact(struct step *step, uint32_t layer);  /* decode rows: partials over the exact set */
-void step_direct(struct step *step, uint32_t layer); /* decode rows: lanes from the mapped segments */
-void step_merge(struct step *step);                  /* decode rows: exact set and lanes -> attention */
-void step_prefill_attention(struct step *step, uint32_t layer);
+void step_make_empty(float *partials, size_t n, uint32_t head_dim);
+int step_exact(struct step *step, const struct step_half *half,
+               uint32_t layer); /* decode rows: the exact set. -ENOMEM */
+void step_direct(struct step *step, const struct step_half *half, uint32_t layer); /* lanes from the mapped segments */
+void step_merge(struct step *step, const struct step_half *half); /* exact set and lanes -> attention */
+/* step_prefill.c. -ENOMEM */
+int step_prefill_attention(struct step *step, const struct step_half *half, uint32_t layer);

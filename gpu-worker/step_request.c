@@ -1,56 +1,58 @@
-/* step_request.c - the stores' part of a layer: one request per store, sent, answered, and sent again when a store is lost. */
+/* step_request.c - what a store is asked for in a layer: one request for the whole half, written into a slot. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
 #include "gpu-worker/payload.h"
-#include "gpu-worker/policy/exact_set.h"
 #include "gpu-worker/step.h"
 
-enum { RETRY_US = 2000 };
+/* ---- how large it may get ---- */
 
-static size_t max_owners(const struct step_limits *limits)
+static size_t max_owners(const struct step *step)
 {
-    return (size_t)limits->max_rows + limits->max_decode;
+    return (size_t)step->limits.max_rows + (size_t)step->limits.max_decode * (step->shape.n_layers + 1);
 }
 
-static uint32_t whole_pages(uint64_t n_bytes)
+static uint64_t whole_pages(uint64_t n_bytes)
 {
-    uint64_t pages = (n_bytes + LAYOUT_PAGE_BYTES - 1) / LAYOUT_PAGE_BYTES;
-    return (uint32_t)(pages * LAYOUT_PAGE_BYTES);
+    return (n_bytes + LAYOUT_PAGE_BYTES - 1) / LAYOUT_PAGE_BYTES * LAYOUT_PAGE_BYTES;
 }
 
-uint32_t step_request_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits)
+uint64_t step_request_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits)
 {
-    uint64_t row = shape->n_kv_heads * layout_row_bytes(shape) + sizeof(struct append_entry) + 64;
-    uint64_t decode = (uint64_t)n_heads * shape->head_dim * sizeof(float) +
-                      shape->n_kv_heads * (sizeof(struct aggregate_item) + 16) +
-                      (limits->n_ctx / LAYOUT_BLOCK_TOKENS + 2) * sizeof(struct mask_run);
-    return whole_pages(LAYOUT_PAGE_BYTES + max_owners(limits) * row + limits->max_decode * decode);
+    enum { ALIGNMENT = 16 };
+    uint64_t n_blocks = limits->n_ctx / LAYOUT_BLOCK_TOKENS + 2;
+    uint64_t token = shape->n_kv_heads * layout_row_bytes(shape) + ALIGNMENT;
+    uint64_t append = token + sizeof(struct append_entry) + sizeof(uint32_t) + ALIGNMENT;
+    uint64_t per_head = sizeof(struct aggregate_item) + n_blocks * sizeof(uint64_t) + 4 * ALIGNMENT;
+    uint64_t decode = (uint64_t)n_heads * (shape->head_dim + n_blocks + 1) * sizeof(float) +
+                      shape->n_kv_heads * per_head + n_blocks * sizeof(struct block_handle) + 4 * ALIGNMENT;
+    uint64_t weights = (uint64_t)limits->max_weights * sizeof(float);
+    return whole_pages(LAYOUT_PAGE_BYTES + limits->max_rows * append +
+                       (uint64_t)limits->max_decode * ((shape->n_layers + 1) * append + decode) + weights);
 }
 
-uint32_t step_reply_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits)
+uint64_t step_reply_bytes(const struct row_shape *shape, uint32_t n_heads, const struct step_limits *limits)
 {
     uint64_t partial = KERNELS_PARTIAL_FLOATS(shape->head_dim) * sizeof(float);
     uint64_t decode = (uint64_t)n_heads * LAYOUT_N_LANES * partial + shape->n_kv_heads * 16;
-    uint64_t block = (uint64_t)shape->n_layers * shape->n_kv_heads * layout_head_rows_bytes(shape); /* a fetch */
+    uint64_t block = (uint64_t)shape->n_layers * shape->n_kv_heads * (layout_head_rows_bytes(shape) + 16); /* a fetch */
     uint64_t bytes = limits->max_decode * decode > block ? limits->max_decode * decode : block;
     return whole_pages(LAYOUT_PAGE_BYTES + bytes);
 }
 
-/* ---- what a store is asked ---- */
+/* ---- which stores ---- */
 
-static struct step_call *call_for(struct step *step, uint32_t store)
+static struct step_call *call_for(struct step *step, struct step_half *half, uint32_t store)
 {
-    for (uint32_t i = 0; i < step->n_calls; i++)
-        if (step->calls[i].store == store)
-            return &step->calls[i];
-    struct step_call *call = &step->calls[step->n_calls];
+    for (uint32_t i = 0; i < half->n_calls; i++)
+        if (half->calls[i].store == store)
+            return &half->calls[i];
+    struct step_call *call = &half->calls[half->n_calls];
     if (call->append_owner == NULL) {
         size_t n_items = (size_t)step->limits.max_decode * step->shape.n_kv_heads;
-        call->append_owner = calloc(max_owners(&step->limits), sizeof(struct run *));
+        call->append_owner = calloc(max_owners(step), sizeof(struct run *));
         call->item_row = calloc(n_items, sizeof(uint32_t));
         call->item_lanes = calloc(n_items, sizeof(uint32_t));
         call->item_result = calloc(n_items, sizeof(uint32_t));
@@ -61,112 +63,164 @@ static struct step_call *call_for(struct step *step, uint32_t store)
     call->store = store;
     call->is_sent = call->is_done = false;
     call->retry_us = 0;
-    step->n_calls++;
+    half->n_calls++;
     return call;
 }
 
-/* Lanes of a row's selection that live in a store. */
+static bool asks_stores(const struct step *step, const struct step_row *row)
+{
+    return row->is_decode && row->selection.n_blocks > 0 && step->transport != TRANSPORT_DIRECT;
+}
+
+/* Lanes of a row's old blocks that live in a store. */
 static uint32_t row_lanes(const struct step_row *row, uint32_t store)
 {
     uint32_t lanes = 0;
-    for (uint32_t block = 0; block < row->n_old_blocks; block++)
-        if (row->masks[block] != 0 && run_store(row->run, block) == store)
-            lanes |= 1u << block % LAYOUT_N_LANES;
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
+        if (row->selection.lane_first[lane] < row->selection.lane_first[lane + 1] && run_store(row->run, lane) == store)
+            lanes |= 1u << lane;
     return lanes;
 }
 
-static int plan(struct step *step, uint32_t layer)
+static bool commits_now(const struct step_half *half)
 {
-    step->n_calls = 0;
-    memset(step->lane_partials, 0,
-           (size_t)step->n_decode * step->shape.n_kv_heads * LAYOUT_N_LANES * sizeof(*step->lane_partials));
-    for (uint32_t i = 0; i < step->n_rows; i++) {
+    return half->has_commits && half->first_layer == 0;
+}
+
+int step_plan(struct step *step, struct step_half *half)
+{
+    half->n_calls = 0;
+    for (uint32_t i = half->first; i < half->end; i++) {
         const struct step_row *row = &step->rows[i];
+        if (row->is_decode)
+            memset(step->lane_partials + (size_t)row->decode_index * step->shape.n_kv_heads * LAYOUT_N_LANES, 0,
+                   (size_t)step->shape.n_kv_heads * LAYOUT_N_LANES * sizeof(*step->lane_partials));
         if (row->run->error != 0)
             continue;
-        if (call_for(step, run_store(row->run, row->position / LAYOUT_BLOCK_TOKENS)) == NULL)
+        if (call_for(step, half, run_store(row->run, row->position / LAYOUT_BLOCK_TOKENS)) == NULL)
             return -ENOMEM;
-        for (uint32_t block = 0; row->is_decode && step->transport == TRANSPORT_ROUTED && block < row->n_old_blocks;
-             block++)
-            if (row->masks[block] != 0 && call_for(step, run_store(row->run, block)) == NULL)
+        for (uint32_t lane = 0; asks_stores(step, row) && lane < LAYOUT_N_LANES; lane++)
+            if (row->selection.lane_first[lane] < row->selection.lane_first[lane + 1] &&
+                call_for(step, half, run_store(row->run, lane)) == NULL)
                 return -ENOMEM;
     }
-    for (uint32_t i = 0; layer == 0 && i < step->n_commits; i++) {
+    for (uint32_t i = 0; commits_now(half) && i < step->n_commits; i++) {
         const struct run *run = step->commits[i];
-        if (run->error == 0 && call_for(step, run_store(run, (run->n_known - 1) / LAYOUT_BLOCK_TOKENS)) == NULL)
+        if (run->error == 0 && call_for(step, half, run_store(run, (run->n_known - 1) / LAYOUT_BLOCK_TOKENS)) == NULL)
             return -ENOMEM;
     }
     return 0;
 }
 
-/* Rows i .. end - 1 of one run and block: one append. */
-static uint32_t same_append(const struct step *step, uint32_t i)
+bool step_has_work(const struct step *step, const struct step_half *half, const struct step_call *call)
 {
-    const struct step_row *first = &step->rows[i];
-    uint32_t end = i + 1;
-    while (end < step->n_rows && step->rows[end].run == first->run &&
-           step->rows[end].position / LAYOUT_BLOCK_TOKENS == first->position / LAYOUT_BLOCK_TOKENS)
-        end++;
-    return end;
+    for (uint32_t i = half->first; i < half->end; i++) {
+        const struct step_row *row = &step->rows[i];
+        if (row->run->error != 0)
+            continue;
+        if (run_store(row->run, row->position / LAYOUT_BLOCK_TOKENS) == call->store)
+            return true;
+        if (asks_stores(step, row) && row_lanes(row, call->store) != 0)
+            return true;
+    }
+    for (uint32_t i = 0; commits_now(half) && i < step->n_commits; i++) {
+        const struct run *run = step->commits[i];
+        if (run->error == 0 && run_store(run, (run->n_known - 1) / LAYOUT_BLOCK_TOKENS) == call->store)
+            return true;
+    }
+    return false;
 }
 
-static int put_append(struct step *step, struct payload *payload, struct append_entry *entry, struct run *run,
-                      uint32_t position, uint32_t n, const uint32_t *ids, const uint16_t *rows)
+/* ---- appends ---- */
+
+/* Copies n_bytes into the payload. Offset, or -ENOSPC. */
+static int64_t put(struct payload *payload, const void *bytes, uint64_t n_bytes)
 {
-    uint32_t block = position / LAYOUT_BLOCK_TOKENS;
+    int64_t offset = payload_take(payload, n_bytes);
+    if (offset >= 0)
+        memcpy(payload_at(payload, (uint32_t)offset), bytes, n_bytes);
+    return offset;
+}
+
+struct new_tokens {
+    struct run *run;
+    uint32_t position, n, layer;
+    const uint32_t *ids; /* NULL: none */
+    const void *rows;    /* NULL: none */
+};
+
+static int put_append(const struct step *step, struct payload *payload, const struct new_tokens *tokens,
+                      struct append_entry *entry)
+{
+    struct run *run = tokens->run;
     *entry = (struct append_entry){
         .session = run->session->id,
-        .handle = run->request->blocks[block],
-        .first_token = position % LAYOUT_BLOCK_TOKENS,
-        .n_tokens = n,
+        .handle = run->request->blocks[tokens->position / LAYOUT_BLOCK_TOKENS],
+        .layer = tokens->layer,
+        .first_token = tokens->position % LAYOUT_BLOCK_TOKENS,
+        .n_tokens = tokens->n,
     };
-    if (ids != NULL) {
-        int64_t offset = payload_take(payload, n * sizeof(*ids));
+    if (tokens->ids != NULL) {
+        int64_t offset = put(payload, tokens->ids, tokens->n * sizeof(*tokens->ids));
         if (offset < 0)
-            return (int)offset;
-        memcpy(payload_at(payload, (uint32_t)offset), ids, n * sizeof(*ids));
+            return -ENOSPC;
         entry->ids_offset = (uint32_t)offset;
         entry->flags |= APPEND_IDS;
     }
-    if (rows != NULL) {
-        uint64_t bytes = n * step->shape.n_kv_heads * layout_row_bytes(&step->shape);
-        int64_t offset = payload_take(payload, bytes);
+    if (tokens->rows != NULL) {
+        int64_t offset = put(payload, tokens->rows, tokens->n * step_token_bytes(step));
         if (offset < 0)
-            return (int)offset;
-        memcpy(payload_at(payload, (uint32_t)offset), rows, bytes);
+            return -ENOSPC;
         entry->rows_offset = (uint32_t)offset;
         entry->flags |= APPEND_ROWS;
     }
     return 0;
 }
 
-static int put_appends(struct step *step, struct payload *payload, struct step_call *call, uint32_t layer,
+/* Rows i .. end - 1 of one run and block: one append. Deferred rows lie apart from each other: one row each. */
+static uint32_t same_append(const struct step *step, const struct step_half *half, uint32_t i)
+{
+    const struct step_row *first = &step->rows[i];
+    uint32_t end = i + 1;
+    while (!half->is_deferred && end < half->end && step->rows[end].run == first->run &&
+           step->rows[end].position / LAYOUT_BLOCK_TOKENS == first->position / LAYOUT_BLOCK_TOKENS)
+        end++;
+    return end;
+}
+
+static int put_appends(struct step *step, const struct step_half *half, struct payload *payload, struct step_call *call,
                        struct request_header *header)
 {
-    int64_t offset = payload_take(payload, max_owners(&step->limits) * sizeof(struct append_entry));
+    int64_t offset = payload_take(payload, max_owners(step) * sizeof(struct append_entry));
     if (offset < 0)
-        return (int)offset;
+        return -ENOSPC;
     struct append_entry *entries = payload_at(payload, (uint32_t)offset);
-    size_t token = (size_t)step->shape.n_kv_heads * 2 * step->shape.head_dim;
     uint32_t n = 0;
-    for (uint32_t i = 0, end; i < step->n_rows; i = end) {
-        struct run *run = step->rows[i].run;
-        uint32_t position = step->rows[i].position;
-        end = same_append(step, i);
-        if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->store)
-            continue;
-        int r = put_append(step, payload, &entries[n], run, position, end - i, layer == 0 ? step->ids + i : NULL,
-                           step->row_bytes + i * token);
-        if (r < 0)
-            return r;
-        call->append_owner[n++] = run;
-    }
-    for (uint32_t i = 0; layer == 0 && i < step->n_commits; i++) {
+    for (uint32_t layer = half->first_layer; layer < half->first_layer + half->n_layers; layer++)
+        for (uint32_t i = half->first, end; i < half->end; i = end) {
+            struct run *run = step->rows[i].run;
+            uint32_t position = step->rows[i].position;
+            end = same_append(step, half, i);
+            if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->store)
+                continue;
+            struct new_tokens tokens = {.run = run,
+                                        .position = position,
+                                        .n = end - i,
+                                        .layer = layer,
+                                        .ids = layer == 0 ? step->ids + i : NULL,
+                                        .rows = step_row_bytes(step, half, layer, i)};
+            int r = put_append(step, payload, &tokens, &entries[n]);
+            if (r < 0)
+                return r;
+            call->append_owner[n++] = run;
+        }
+    for (uint32_t i = 0; commits_now(half) && i < step->n_commits; i++) {
         struct run *run = step->commits[i];
         uint32_t position = run->n_known - 1;
         if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->store)
             continue;
-        int r = put_append(step, payload, &entries[n], run, position, 1, &run->ids[position], NULL);
+        struct new_tokens tokens = {.run = run, .position = position, .n = 1, .ids = &run->ids[position]};
+        int r = put_append(step, payload, &tokens, &entries[n]);
         if (r < 0)
             return r;
         call->append_owner[n++] = run;
@@ -176,283 +230,173 @@ static int put_appends(struct step *step, struct payload *payload, struct step_c
     return 0;
 }
 
-/* Runs of a row's selection in a store: by lane, then by block number. */
-static uint32_t put_runs(const struct step_row *row, uint32_t store, struct mask_run *runs)
+/* ---- aggregates ---- */
+
+/* One row's share of a store: its lanes, and where their blocks are in the row's selection. */
+struct share {
+    const struct step *step;
+    const struct step_row *row;
+    uint32_t row_index, lanes, n_blocks;
+    uint32_t first_block; /* in the request's table */
+    int64_t q, references;
+};
+
+/* Copies the elements of the share's lanes out of an array over all of the row's blocks. */
+static uint8_t *gather(const struct share *share, const void *from, size_t element_bytes, uint8_t *to)
 {
-    uint32_t n = 0;
+    const struct step_selection *selection = &share->row->selection;
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        if ((share->lanes & 1u << lane) == 0)
+            continue;
+        size_t n_bytes = (selection->lane_first[lane + 1] - selection->lane_first[lane]) * element_bytes;
+        memcpy(to, (const uint8_t *)from + selection->lane_first[lane] * element_bytes, n_bytes);
+        to += n_bytes;
+    }
+    return to;
+}
+
+static void put_handles(const struct share *share, struct block_handle *handles)
+{
+    const struct step_selection *selection = &share->row->selection;
     for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
-        for (uint32_t block = lane; block < row->n_old_blocks; block += LAYOUT_N_LANES)
-            if (row->masks[block] != 0 && run_store(row->run, block) == store)
-                runs[n++] = (struct mask_run){.handle = row->run->request->blocks[block], .mask = row->masks[block]};
-    return n;
+        for (uint32_t i = selection->lane_first[lane], block = lane;
+             (share->lanes & 1u << lane) != 0 && i < selection->lane_first[lane + 1]; i++, block += LAYOUT_N_LANES)
+            *handles++ = share->row->run->request->blocks[block];
 }
 
-static int put_items(struct step *step, struct payload *payload, struct step_call *call, struct request_header *header)
+/* Weights of the share's selected tokens: a stretch per lane. */
+static int put_weights(const struct share *share, struct payload *payload, uint32_t head, struct aggregate_item *item)
 {
-    uint32_t n_kv = step->shape.n_kv_heads, d = step->shape.head_dim, n_heads = step->network->shape.n_heads;
-    uint32_t group = n_heads / n_kv, n_items = 0, n_runs = 0;
-    call->n_items = 0;
-    if (step->transport == TRANSPORT_DIRECT)
-        return 0;
-    uint64_t max_runs = 0;
-    for (uint32_t i = 0; i < step->n_rows; i++)
-        max_runs += step->rows[i].is_decode ? step->rows[i].n_old_blocks : 0;
-    int64_t runs_at = payload_take(payload, max_runs * sizeof(struct mask_run));
-    int64_t items_at = payload_take(payload, (uint64_t)step->n_decode * n_kv * sizeof(struct aggregate_item));
-    if (runs_at < 0 || items_at < 0)
+    const struct step_selection *selection = &share->row->selection;
+    const uint64_t *masks = selection->masks + (size_t)head * selection->n_blocks;
+    uint32_t group = step_group(share->step), first[LAYOUT_N_LANES], n[LAYOUT_N_LANES], before = 0, total = 0;
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        first[lane] = before;
+        for (uint32_t i = selection->lane_first[lane]; i < selection->lane_first[lane + 1]; i++)
+            before += (uint32_t)__builtin_popcountll(masks[i]);
+        n[lane] = (share->lanes & 1u << lane) != 0 ? before - first[lane] : 0;
+        total += n[lane];
+    }
+    int64_t at = payload_take(payload, (uint64_t)group * total * sizeof(float));
+    if (at < 0)
         return -ENOSPC;
-    struct mask_run *runs = payload_at(payload, (uint32_t)runs_at);
-    struct aggregate_item *items = payload_at(payload, (uint32_t)items_at);
-    for (uint32_t i = 0; i < step->n_rows; i++) {
-        const struct step_row *row = &step->rows[i];
-        uint32_t lanes = row->is_decode && row->run->error == 0 ? row_lanes(row, call->store) : 0;
-        if (lanes == 0)
-            continue;
-        int64_t q_at = payload_take(payload, (uint64_t)n_heads * d * sizeof(float));
-        if (q_at < 0)
-            return -ENOSPC;
-        memcpy(payload_at(payload, (uint32_t)q_at), step->q + (size_t)i * n_heads * d,
-               (size_t)n_heads * d * sizeof(float));
-        uint32_t n = put_runs(row, call->store, runs + n_runs);
-        uint64_t result = (uint64_t)__builtin_popcount(lanes) * group * KERNELS_PARTIAL_FLOATS(d) * sizeof(float);
-        for (uint32_t head = 0; head < n_kv; head++, n_items++) {
-            items[n_items] = (struct aggregate_item){
-                .session = row->run->session->id,
-                .kv_head = head,
-                .mode = row->run->policy->mode,
-                .n_queries = group,
-                .q_offset = (uint32_t)q_at + head * group * d * (uint32_t)sizeof(float),
-                .first_run = n_runs,
-                .n_runs = n,
-                .lanes = lanes,
-                .scale = step_scale(step),
-                .result_offset = payload_result(payload, result),
-            };
-            call->item_row[n_items] = i;
-            call->item_lanes[n_items] = lanes;
-            call->item_result[n_items] = items[n_items].result_offset;
-        }
-        n_runs += n;
-    }
-    call->n_items = header->n_items = n_items;
-    header->n_runs = n_runs;
-    header->items_offset = (uint32_t)items_at;
-    header->runs_offset = (uint32_t)runs_at;
-    return 0;
-}
-
-/* ---- sending ---- */
-
-/* Sends a call if its store can take it now; otherwise it stays unsent and is tried again by step_collect(). */
-static int try_send(struct step *step, struct step_call *call, uint32_t layer)
-{
-    struct link *link = step->link;
-    struct store *store = stores_get(step->stores, call->store);
-    if (store == NULL || !store->is_ready || clock_now_us() < call->retry_us)
-        return 0;
-    uint64_t request = link->next_request++;
-    uint32_t slot;
-    call->retry_us = clock_deadline_us(RETRY_US);
-    if (stores_take_slot(store, request, &slot) < 0)
-        return 0; /* all quarantined: one comes back, or the store does */
-    struct payload payload;
-    payload_begin(&payload, stores_request(store, slot), store->request_bytes);
-    struct request_header header = {.request = request, .layer = layer};
-    int r = put_appends(step, &payload, call, layer, &header);
-    if (r == 0)
-        r = put_items(step, &payload, call, &header);
-    if (r == 0) {
-        assert(payload.result_used <= store->reply_bytes);
-        payload_finish(&payload, &header);
-        r = link_send(link, store->route, request, slot, payload.used);
-    }
-    if (r < 0) {
-        stores_free_slot(store, slot);
-        return r == -EAGAIN || r == -ENOTCONN ? 0 : r;
-    }
-    call->is_sent = true;
-    call->slot = slot;
-    call->route = store->route;
-    call->request = request;
-    call->deadline_us = clock_deadline_us(link->request_timeout_us);
-    return 0;
-}
-
-int step_send(struct step *step, uint32_t layer)
-{
-    int r = plan(step, layer);
-    for (uint32_t i = 0; r == 0 && i < step->n_calls; i++)
-        r = try_send(step, &step->calls[i], layer);
-    return r;
-}
-
-/* ---- answers ---- */
-
-static void take_partials(struct step *step, const struct step_call *call, const struct reply_header *reply)
-{
-    uint32_t n_kv = step->shape.n_kv_heads, group = step->network->shape.n_heads / n_kv;
-    size_t partials = group * KERNELS_PARTIAL_FLOATS(step->shape.head_dim);
-    for (uint32_t item = 0; item < call->n_items; item++) {
-        const struct step_row *row = &step->rows[call->item_row[item]];
-        const float *result = (const void *)((const uint8_t *)reply + call->item_result[item]);
-        const float **lanes = step->lane_partials + ((size_t)row->decode_index * n_kv + item % n_kv) * LAYOUT_N_LANES;
+    float *to = payload_at(payload, (uint32_t)at);
+    size_t stride = (size_t)selection->n_blocks * LAYOUT_BLOCK_TOKENS;
+    for (uint32_t k = 0; k < group; k++)
         for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
-            if ((call->item_lanes[item] & 1u << lane) == 0)
-                continue;
-            lanes[lane] = result;
-            result += partials;
+            memcpy(to, selection->weights + ((size_t)head * group + k) * stride + first[lane], n[lane] * sizeof(*to));
+            to += n[lane];
         }
-    }
+    item->weights_offset = (uint32_t)at;
+    item->n_weights = total;
+    return 0;
 }
 
-/* A refusal fails the run that the entry belongs to; the rest is sent again without it. */
-static void refuse(struct step *step, struct step_call *call, int32_t status, uint32_t entry)
+static int put_item(const struct share *share, struct payload *payload, uint32_t head, struct aggregate_item *item)
 {
-    uint32_t kind = entry >> 30, index = entry & 0x3fffffffu;
-    struct run *run = NULL;
-    if (kind == REPLY_ENTRY_APPEND && index < call->n_appends)
-        run = call->append_owner[index];
-    else if (kind == REPLY_ENTRY_AGGREGATE && index < call->n_items)
-        run = step->rows[call->item_row[index]].run;
-    if (run != NULL) {
-        run_fail(run, status, "store %u refused %s of the session: %s", call->store,
-                 kind == REPLY_ENTRY_APPEND ? "an append" : "an aggregate", strerror(-status));
-        return;
+    const struct step *step = share->step;
+    const struct step_selection *selection = &share->row->selection;
+    const struct policy *policy = &share->row->run->policy;
+    uint32_t group = step_group(step), d = step->shape.head_dim;
+    int64_t masks = payload_take(payload, share->n_blocks * sizeof(uint64_t));
+    if (masks < 0)
+        return -ENOSPC;
+    gather(share, selection->masks + (size_t)head * selection->n_blocks, sizeof(uint64_t),
+           payload_at(payload, (uint32_t)masks));
+    uint64_t result = (uint64_t)__builtin_popcount(share->lanes) * group * KERNELS_PARTIAL_FLOATS(d) * sizeof(float);
+    *item = (struct aggregate_item){
+        .session = share->row->run->session->id,
+        .kv_head = head,
+        .mode = policy->mode,
+        .n_queries = group,
+        .q_offset = (uint32_t)share->q + head * group * d * (uint32_t)sizeof(float),
+        .first_block = share->first_block,
+        .n_blocks = share->n_blocks,
+        .lanes = share->lanes,
+        .masks_offset = (uint32_t)masks,
+        .scale = step_scale(step),
+        .result_offset = payload_result(payload, result),
+    };
+    if (policy->terms.tail || policy->terms.weights)
+        item->references_offset = (uint32_t)share->references + head * group * (uint32_t)sizeof(float);
+    if (policy->terms.tail) {
+        int64_t masses = payload_take(payload, (uint64_t)group * share->n_blocks * sizeof(float));
+        if (masses < 0)
+            return -ENOSPC;
+        uint8_t *to = payload_at(payload, (uint32_t)masses);
+        for (uint32_t k = 0; k < group; k++)
+            to = gather(share, selection->masses + ((size_t)head * group + k) * selection->n_blocks, sizeof(float), to);
+        item->masses_offset = (uint32_t)masses;
     }
-    for (uint32_t i = 0; i < call->n_appends; i++)
-        run_fail(call->append_owner[i], status, "store %u refused a request: %s", call->store, strerror(-status));
-    for (uint32_t i = 0; i < call->n_items; i++)
-        run_fail(step->rows[call->item_row[i]].run, status, "store %u refused a request: %s", call->store,
-                 strerror(-status));
+    return policy->terms.weights ? put_weights(share, payload, head, item) : 0;
 }
 
-static void take_answer(struct step *step, struct step_call *call, const struct descriptor *descriptor)
+static int put_items(struct step *step, const struct step_half *half, struct payload *payload, struct step_call *call,
+                     struct request_header *header)
 {
-    struct store *store = stores_get(step->stores, call->store);
-    const struct reply_header *reply = stores_reply(store, call->slot);
-    if (descriptor->status == -EHOSTUNREACH || descriptor->status == -ENOENT) {
-        /* not there yet, or not any more: the coordinator's StoreUp and the deadline decide */
-        stores_free_slot(store, call->slot);
-        call->is_sent = false;
-        call->retry_us = clock_deadline_us(RETRY_US);
-        return;
-    }
-    int32_t status = descriptor->status;
-    uint32_t entry = 0;
-    if (status == 0) {
-        if (reply->magic != REPLY_MAGIC ||
-            atomic_load_explicit(&reply->answered, memory_order_acquire) != call->request)
-            status = -EPROTO;
-        else {
-            status = reply->status;
-            entry = reply->entry;
-        }
-    }
-    if (status == 0) {
-        take_partials(step, call, reply);
-        call->is_done = true; /* the slot is kept until the partials have been read */
-        return;
-    }
-    stores_free_slot(store, call->slot);
-    call->is_sent = false;
-    call->retry_us = 0;
-    refuse(step, call, status < 0 ? status : -EPROTO, entry);
-}
-
-/* Has a call still anything to ask, after runs have failed? */
-static bool has_work(const struct step *step, const struct step_call *call, uint32_t layer)
-{
-    for (uint32_t i = 0; i < step->n_rows; i++) {
+    uint32_t n_kv = step->shape.n_kv_heads, n_heads = step->network->shape.n_heads, n_blocks = 0, n_rows = 0;
+    call->n_items = 0;
+    for (uint32_t i = half->first; i < half->end; i++) {
         const struct step_row *row = &step->rows[i];
-        if (row->run->error != 0)
-            continue;
-        if (run_store(row->run, row->position / LAYOUT_BLOCK_TOKENS) == call->store)
-            return true;
-        if (row->is_decode && step->transport == TRANSPORT_ROUTED && row_lanes(row, call->store) != 0)
-            return true;
+        if (row->run->error == 0 && asks_stores(step, row) && row_lanes(row, call->store) != 0) {
+            n_blocks += row->selection.n_blocks;
+            n_rows++;
+        }
     }
-    for (uint32_t i = 0; layer == 0 && i < step->n_commits; i++) {
-        const struct run *run = step->commits[i];
-        if (run->error == 0 && run_store(run, (run->n_known - 1) / LAYOUT_BLOCK_TOKENS) == call->store)
-            return true;
-    }
-    return false;
-}
-
-/* Brings unsent, lost and overdue calls forward; returns when the next of them is due. */
-static int advance(struct step *step, uint32_t layer, uint64_t *ret_due_us, bool *ret_done)
-{
-    uint64_t due = CLOCK_NEVER, now = clock_now_us();
-    bool done = true;
-    for (uint32_t i = 0; i < step->n_calls; i++) {
-        struct step_call *call = &step->calls[i];
-        struct store *store = stores_get(step->stores, call->store);
-        if (call->is_sent && store->route != call->route) {
-            /* answered or not, the exchange it lay in is gone */
-            call->is_sent = call->is_done = false;
-            call->retry_us = 0;
-        }
-        if (call->is_done)
+    if (n_rows == 0)
+        return 0;
+    int64_t blocks_at = payload_take(payload, n_blocks * sizeof(struct block_handle));
+    int64_t items_at = payload_take(payload, (uint64_t)n_rows * n_kv * sizeof(struct aggregate_item));
+    if (blocks_at < 0 || items_at < 0)
+        return -ENOSPC;
+    struct aggregate_item *items = payload_at(payload, (uint32_t)items_at);
+    n_blocks = 0;
+    for (uint32_t i = half->first; i < half->end; i++) {
+        const struct step_row *row = &step->rows[i];
+        struct share share = {.step = step, .row = row, .row_index = i, .first_block = n_blocks};
+        share.lanes = row->run->error == 0 && asks_stores(step, row) ? row_lanes(row, call->store) : 0;
+        if (share.lanes == 0)
             continue;
-        if (call->is_sent && now >= call->deadline_us) {
-            stores_quarantine_slot(store, call->slot);
-            call->is_sent = false;
-            call->retry_us = 0;
-        }
-        if (!call->is_sent && !has_work(step, call, layer)) {
-            call->is_done = true;
-            continue;
-        }
-        if (!call->is_sent) {
-            int r = try_send(step, call, layer);
+        for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
+            if ((share.lanes & 1u << lane) != 0)
+                share.n_blocks += row->selection.lane_first[lane + 1] - row->selection.lane_first[lane];
+        put_handles(&share, (struct block_handle *)payload_at(payload, (uint32_t)blocks_at) + n_blocks);
+        n_blocks += share.n_blocks;
+        size_t q_floats = (size_t)n_heads * step->shape.head_dim;
+        share.q = put(payload, step->q + i * q_floats, q_floats * sizeof(float));
+        share.references = put(payload, row->selection.references, n_heads * sizeof(float));
+        if (share.q < 0 || share.references < 0)
+            return -ENOSPC;
+        for (uint32_t head = 0; head < n_kv; head++) {
+            struct aggregate_item *item = &items[call->n_items];
+            int r = put_item(&share, payload, head, item);
             if (r < 0)
                 return r;
+            call->item_row[call->n_items] = i;
+            call->item_lanes[call->n_items] = share.lanes;
+            call->item_result[call->n_items++] = item->result_offset;
         }
-        done = false;
-        uint64_t next = call->is_sent ? call->deadline_us : clock_deadline_us(RETRY_US);
-        due = next < due ? next : due;
     }
-    *ret_due_us = due;
-    *ret_done = done;
+    header->n_items = call->n_items;
+    header->n_blocks = n_blocks;
+    header->items_offset = (uint32_t)items_at;
+    header->blocks_offset = (uint32_t)blocks_at;
     return 0;
 }
 
-int step_collect(struct step *step, uint32_t layer)
+int step_write(struct step *step, struct step_half *half, struct step_call *call, struct store *store, uint32_t slot,
+               uint64_t request, uint32_t *ret_n_bytes)
 {
-    uint64_t start = clock_now_us(), give_up = clock_deadline_us(step->link->recovery_timeout_us);
-    for (;;) {
-        uint64_t due;
-        bool done;
-        int r = advance(step, layer, &due, &done);
-        if (r < 0)
-            return r;
-        if (done)
-            break;
-        if (clock_now_us() >= give_up)
-            return -ETIMEDOUT;
-        struct descriptor descriptor;
-        r = link_wait(step->link, due < give_up ? due : give_up, &descriptor);
-        if (r < 0)
-            return r;
-        for (uint32_t i = 0; r == 1 && i < step->n_calls; i++) {
-            struct step_call *call = &step->calls[i];
-            if (call->is_sent && !call->is_done && call->request == descriptor.request) {
-                take_answer(step, call, &descriptor);
-                break;
-            }
-        }
-    }
-    step->wait_us += clock_now_us() - start;
+    struct payload payload;
+    payload_begin(&payload, stores_request(store, slot), store->request_bytes);
+    struct request_header header = {.request = request, .layer = half->first_layer};
+    int r = put_appends(step, half, &payload, call, &header);
+    if (r == 0)
+        r = put_items(step, half, &payload, call, &header);
+    if (r < 0)
+        return r;
+    assert(payload.result_used <= store->reply_bytes);
+    payload_finish(&payload, &header);
+    *ret_n_bytes = payload.used;
     return 0;
-}
-
-void step_release(struct step *step)
-{
-    for (uint32_t i = 0; i < step->n_calls; i++) {
-        struct step_call *call = &step->calls[i];
-        struct store *store = stores_get(step->stores, call->store);
-        if (call->is_sent && store != NULL && store->route == call->route)
-            stores_free_slot(store, call->slot);
-        call->is_sent = false;
-    }
 }

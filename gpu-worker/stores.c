@@ -126,6 +126,16 @@ void stores_down(struct stores *stores, uint32_t number, uint64_t incarnation)
         return;
     store->is_up = false;
     store->is_ready = false;
+    store->has_ring = false;
+}
+
+bool stores_use_ring(struct stores *stores, uint32_t number, uint64_t incarnation, bool ring)
+{
+    struct store *store = stores_get(stores, number);
+    if (store == NULL || store->incarnation != incarnation || !store->is_ready)
+        return false;
+    store->has_ring = ring;
+    return true;
 }
 
 void stores_all_down(struct stores *stores)
@@ -144,8 +154,7 @@ int stores_take_slot(struct store *store, uint64_t request, uint32_t *ret_slot)
 {
     for (uint32_t i = 0; i < STORES_N_SLOTS; i++) {
         struct store_slot *slot = &store->slots[i];
-        if (slot->state == SLOT_QUARANTINED &&
-            atomic_load_explicit(&stores_reply(store, i)->answered, memory_order_acquire) == slot->request)
+        if (slot->state == SLOT_QUARANTINED && stores_is_answered(store, i, slot->request))
             slot->state = SLOT_FREE;
         if (slot->state != SLOT_FREE)
             continue;
@@ -177,6 +186,24 @@ struct reply_header *stores_reply(const struct store *store, uint32_t slot)
     return (struct reply_header *)(void *)address;
 }
 
+struct exchange_ring *stores_ring(const struct store *store)
+{
+    return layout_ring(store->exchange.address);
+}
+
+bool stores_is_answered(const struct store *store, uint32_t slot, uint64_t request)
+{
+    return atomic_load_explicit(&stores_reply(store, slot)->answered, memory_order_acquire) == request;
+}
+
+void stores_post(struct store *store, uint32_t slot, uint64_t request, uint32_t n_bytes)
+{
+    struct exchange_ring *ring = stores_ring(store);
+    ring->posts[slot].n_bytes = n_bytes;
+    atomic_store_explicit(&ring->posts[slot].request, request, memory_order_release);
+    bell_ring(&ring->requests);
+}
+
 const struct block_header *stores_block(struct stores *stores, uint32_t number, struct block_handle handle,
                                         uint64_t session, uint32_t block_number)
 {
@@ -192,8 +219,14 @@ const struct block_header *stores_block(struct stores *stores, uint32_t number, 
     return block;
 }
 
-const uint16_t *stores_rows(const struct stores *stores, const struct block_header *block, uint32_t layer,
-                            uint32_t kv_head)
+const void *stores_rows(const struct stores *stores, const struct block_header *block, uint32_t layer, uint32_t kv_head)
 {
-    return (const void *)((const uint8_t *)block + layout_head_rows_offset(&stores->shape, layer, kv_head));
+    return (const uint8_t *)block + layout_head_rows_offset(&stores->shape, layer, kv_head);
+}
+
+const float *stores_v_sums(const struct stores *stores, const struct block_header *block, uint32_t layer,
+                           uint32_t kv_head)
+{
+    const uint8_t *sums = (const uint8_t *)block + layout_head_sums_offset(&stores->shape, layer, kv_head);
+    return (const float *)(const void *)sums + stores->shape.head_dim;
 }

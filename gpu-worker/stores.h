@@ -15,7 +15,7 @@
 #include "common/segment.h"
 #include "proto/layout.h"
 
-enum { STORES_MAX = 256 /* whatever 8 bits of a lane table can name */, STORES_N_SLOTS = 4 };
+enum { STORES_MAX = 256 /* whatever 8 bits of a lane table can name */, STORES_N_SLOTS = 6 };
 
 enum slot_state { SLOT_FREE, SLOT_BUSY, SLOT_QUARANTINED };
 
@@ -28,6 +28,7 @@ struct store {
     uint32_t number;
     bool is_up;    /* segment mapped */
     bool is_ready; /* exchange acknowledged: requests may be sent */
+    bool has_ring; /* the coordinator has granted the exchange's ring */
     uint64_t incarnation;
     uint64_t route;
     struct segment_mapping segment; /* read-only */
@@ -59,6 +60,8 @@ int stores_up(struct stores *stores, uint32_t number, uint64_t incarnation, uint
               int *ret_exchange_fd);
 /* The store has mapped the exchange. False: of another life, ignored. */
 bool stores_ready(struct stores *stores, uint32_t number, uint64_t incarnation);
+/* Requests for it go by its ring from now on, or by descriptors. False: of another life, ignored. */
+bool stores_use_ring(struct stores *stores, uint32_t number, uint64_t incarnation, bool ring);
 /* Gone; its segment stays mapped for reading until the next life. */
 void stores_down(struct stores *stores, uint32_t number, uint64_t incarnation);
 void stores_all_down(struct stores *stores);
@@ -72,10 +75,17 @@ void stores_free_slot(struct store *store, uint32_t slot);
 void stores_quarantine_slot(struct store *store, uint32_t slot);
 uint8_t *stores_request(const struct store *store, uint32_t slot);
 struct reply_header *stores_reply(const struct store *store, uint32_t slot);
+struct exchange_ring *stores_ring(const struct store *store);
+/* Has the store answered `request` in this slot? What the reply says may then be read. */
+bool stores_is_answered(const struct store *store, uint32_t slot, uint64_t request);
+/* Puts a request on the ring and rings. */
+void stores_post(struct store *store, uint32_t slot, uint64_t request, uint32_t n_bytes);
 
 /* Header of a block; NULL: no such store or index, or the block does not belong to (generation, session, number). */
 const struct block_header *stores_block(struct stores *stores, uint32_t number, struct block_handle handle,
                                         uint64_t session, uint32_t block_number);
-/* Rows [64][K|V] of a block that stores_block() gave. */
-const uint16_t *stores_rows(const struct stores *stores, const struct block_header *block, uint32_t layer,
-                            uint32_t kv_head);
+/* Rows [64] of a block that stores_block() gave, and the sums of V over them (valid once they are all there). */
+const float *stores_v_sums(const struct stores *stores, const struct block_header *block, uint32_t layer,
+                           uint32_t kv_head);
+const void *stores_rows(const struct stores *stores, const struct block_header *block, uint32_t layer,
+                        uint32_t kv_head);

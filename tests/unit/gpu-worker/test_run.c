@@ -54,7 +54,7 @@ static void what_cannot_be_done_is_refused_with_a_sentence(void **state)
     strcpy(r->policy, "nonsense");
     assert_int_equal(make(r, state, &run), -ENOTSUP);
     r = request(0, 5, 5);
-    r->exact_tokens = 64;
+    strcpy(r->policy, "rot2,deviation=9");
     assert_int_equal(make(r, state, &run), -ENOTSUP);
     r = request(0, 5, 200);
     r->n_blocks = 3; /* 192 tokens */
