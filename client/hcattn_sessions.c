@@ -67,6 +67,19 @@ int hcattn_close_session(struct hcattn *client, uint64_t session, uint32_t timeo
     return 0;
 }
 
+/* What the first attempt of a fork has made. */
+static int find_forked(struct hcattn *client, uint64_t session, uint32_t timeout_ms, struct hcattn_forked *ret_forked,
+                       struct hcattn_error *ret_error)
+{
+    struct hcattn_description description;
+    int error = hcattn_describe_session(client, session, timeout_ms, &description, ret_error);
+    if (error)
+        return error;
+    *ret_forked = (struct hcattn_forked){.session = session, .n_tokens = description.stats.n_tokens};
+    hcattn_description_free(&description);
+    return 0;
+}
+
 int hcattn_fork(struct hcattn *client, const struct hcattn_fork *fork, uint32_t timeout_ms,
                 struct hcattn_forked *ret_forked, struct hcattn_error *ret_error)
 {
@@ -82,6 +95,9 @@ int hcattn_fork(struct hcattn *client, const struct hcattn_fork *fork, uint32_t 
     struct question question = {.wanted = HCATTN__REPLY__REPLY_FORKED};
     int error = 0;
     Hcattn__Reply *reply = question_ask(client, &call, &question, &error, ret_error);
+    /* A random id is nobody else's: the source has grown since the first attempt, and that one's copy is as good. */
+    if (error == -ESTALE && question.again && !fork->new_session)
+        return find_forked(client, body.new_session, timeout_ms, ret_forked, ret_error);
     if (!reply)
         return error;
     *ret_forked = (struct hcattn_forked){.session = reply->forked->session, .n_tokens = reply->forked->n_tokens};

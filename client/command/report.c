@@ -65,12 +65,12 @@ void report_table(const struct hcattn_health *health, const struct hcattn_stats 
                   report_word(stats->row_codec));
     if (stats->exact_tokens)
         snprintf(exact, sizeof(exact), "sessions of up to %" PRIu32 " tokens", stats->exact_tokens);
-    output_format("per token: %s on the device, %s in the stores; exact on the device: %s; an answer has at most "
-                  "%" PRIu32 " tokens unless asked for more\n",
+    output_format("per token: %s on the device, %s in the stores; exact on the device: %s\n",
                   report_size(stats->device_bytes_per_token, device), report_size(stats->store_bytes_per_token, store),
-                  exact, stats->default_max_tokens);
-    output_format("requests: %" PRIu32 " running, %" PRIu32 " queued of at most %" PRIu32 "\n", stats->n_running,
-                  stats->n_queued, stats->max_queued);
+                  exact);
+    output_format("requests: %" PRIu32 " running, %" PRIu32 " queued of at most %" PRIu32
+                  "; an answer has at most %" PRIu32 " tokens unless asked for more\n",
+                  stats->n_running, stats->n_queued, stats->max_queued, stats->default_max_tokens);
     output_format("\n%-15s %5s %8s %-9s %4s %6s  %-24s %-22s %s\n", "PROGRAM", "INDEX", "PID", "STATE", "NODE",
                   "STARTS", "MEMORY", "DEVICE", "ACHIEVED");
     for (size_t i = 0; i < stats->n_processes; i++)

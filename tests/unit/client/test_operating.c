@@ -464,7 +464,7 @@ static void test_status(void **state)
     check_output(service, "ready\n");
     check_output(service, "rows q8_0");
     check_output(service, "exact on the device: sessions of up to 1024 tokens");
-    check_output(service, "requests: 3 running, 0 queued of at most 64\n");
+    check_output(service, "requests: 3 running, 0 queued of at most 64; an answer has at most 0 tokens");
     check_output(service, " 7.0 MiB of 1.0 GiB ");
     check_output(service, " 9.0 MiB ");
     service->draining = true;

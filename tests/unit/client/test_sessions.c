@@ -22,6 +22,7 @@ struct script {
     unsigned restarts;   /* the first requests that are its last */
     unsigned busy_polls; /* Stats that tell of running requests before Drained is sent */
     bool never_drained;
+    bool fork_exists; /* as another copy than the one asked for */
     enum { COUNTS_GOOD, COUNTS_NONE, COUNTS_ODD, COUNTS_NO_OLD_TOKENS, COUNTS_NO_STATS } counts;
     unsigned n_attempts;
     unsigned n_polls;
@@ -60,7 +61,10 @@ static void open_session(struct fake_coordinator *fake, Hcattn__Reply *reply, co
 static void fork_session(struct fake_coordinator *fake, Hcattn__Reply *reply, const Hcattn__Fork *fork)
 {
     struct script *script = fake->context;
-    script->forked[script->n_attempts - 1] = fork->new_session;
+    if (script->fork_exists) {
+        fake_coordinator_error(fake, reply->request_id, HCATTN__ERROR_CODE__CONFLICT, "open already, and longer now");
+        return;
+    }
     if (fork->session != SOURCE || !fork->ephemeral || fork->idle_timeout_s != 9) {
         fake_coordinator_error(fake, reply->request_id, HCATTN__ERROR_CODE__NOT_FOUND, "no such session");
         return;
@@ -339,6 +343,30 @@ static void test_fork(void **state)
     end(f);
 }
 
+/* The first attempt was done before the coordinator died, and the source has grown since. */
+static void test_fork_exists(void **state)
+{
+    (void)state;
+    struct fixture *f = begin((struct script){.restarts = 1, .fork_exists = true});
+    struct hcattn_fork fork = {.session = SOURCE};
+    struct hcattn_forked forked = {.session = 0};
+    assert_int_equal(hcattn_fork(f->client, &fork, 0, &forked, &f->error), 0);
+    assert_int_equal(forked.n_tokens, 300);
+    end_fake(f);
+    assert_true(f->script.session == f->script.forked[0]); /* was described */
+    assert_true(forked.session == f->script.forked[0]);
+    end(f);
+
+    /* An id that the caller chose may be anybody's; and what was asked once only was not made by us. */
+    for (unsigned restarts = 0; restarts < 2; restarts++) {
+        f = begin((struct script){.restarts = restarts, .fork_exists = true});
+        fork.new_session = restarts ? 77 : 0;
+        assert_int_equal(hcattn_fork(f->client, &fork, 0, &forked, &f->error), -ESTALE);
+        end_fake(f);
+        end(f);
+    }
+}
+
 static void test_set_policy(void **state)
 {
     (void)state;
@@ -569,6 +597,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact_tokens),
         cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_fork_exists),
         cmocka_unit_test(test_set_policy),
         cmocka_unit_test(test_list),
         cmocka_unit_test(test_describe),

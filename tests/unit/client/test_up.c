@@ -150,9 +150,8 @@ static void test_two_workers(void **state)
     pid_t workers[2];
     unsigned second = 0; /* which of the starts is worker 1 */
     for (unsigned i = 0; i < 2; i++) {
-        workers[i] =
-            CHECK_STARTED("hc-gpu-worker", i, " --exact-tokens 0", " --rows q8_0", " --spin-us 7", " --max-step-ms 40",
-                          " --micro-batches 2", " --device-memory 2GiB", " --policy rot3,mass=0.9");
+        workers[i] = CHECK_STARTED("hc-gpu-worker", i, " --rows q8_0", " --spin-us 7", " --max-step-ms 40",
+                                   " --micro-batches 2", " --device-memory 2GiB", " --policy rot3,mass=0.9");
         programs_started(programs, "hc-gpu-worker", i, 1, line, sizeof(line));
         second = strstr(line, " --index 1 ") ? i : second;
     }
