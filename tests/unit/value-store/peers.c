@@ -121,7 +121,7 @@ Hcattn__Control__Control *peers_receive(struct peers *peers, Hcattn__Control__Co
 
 void peers_send(struct peers *peers, const Hcattn__Control__Control *message, int fd)
 {
-    uint8_t buffer[4096];
+    uint8_t buffer[16384];
     assert_true(hcattn__control__control__get_packed_size(message) <= sizeof(buffer));
     size_t n_bytes = hcattn__control__control__pack(message, buffer);
     assert_int_equal(peer_send(peers->fd, buffer, n_bytes, &fd, fd >= 0 ? 1 : 0), 0);
@@ -210,6 +210,83 @@ int peers_release(struct peers *peers, uint64_t session, uint32_t from_number)
     message.release = &order;
     peers_send(peers, &message, -1);
     return done(peers, order.sequence);
+}
+
+int peers_ring(struct peers *peers, uint64_t worker, bool grant)
+{
+    Hcattn__Control__RingGrant granted = HCATTN__CONTROL__RING_GRANT__INIT;
+    Hcattn__Control__RingRevoke revoked = HCATTN__CONTROL__RING_REVOKE__INIT;
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    granted.sequence = revoked.sequence = ++peers->next_request;
+    granted.worker_incarnation = revoked.worker_incarnation = worker;
+    if (grant) {
+        message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RING_GRANT;
+        message.ring_grant = &granted;
+    } else {
+        message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RING_REVOKE;
+        message.ring_revoke = &revoked;
+    }
+    peers_send(peers, &message, -1);
+    return done(peers, granted.sequence);
+}
+
+int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, uint32_t from, uint32_t to, uint32_t n)
+{
+    Hcattn__Control__Handle *handles = calloc(2 * n + 1, sizeof(*handles));
+    Hcattn__Control__CopyBlock *blocks = calloc(n + 1, sizeof(*blocks)), **list = calloc(n + 1, sizeof(*list));
+    Hcattn__Control__Copy order = HCATTN__CONTROL__COPY__INIT;
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    assert_true(handles && blocks && list);
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        hcattn__control__handle__init(&handles[i]);
+        handles[i].index = i < n ? from + i : to + i - n;
+        handles[i].generation = 1;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        hcattn__control__copy_block__init(&blocks[i]);
+        blocks[i].from = &handles[i];
+        blocks[i].to = &handles[n + i];
+        list[i] = &blocks[i];
+    }
+    order.sequence = ++peers->next_request;
+    order.from_session = from_session;
+    order.to_session = to_session;
+    order.n_blocks = n;
+    order.blocks = list;
+    message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_COPY;
+    message.copy = &order;
+    peers_send(peers, &message, -1);
+    free(handles);
+    free(blocks);
+    free(list);
+    return done(peers, order.sequence);
+}
+
+void peers_worker_gone(struct peers *peers)
+{
+    Hcattn__Control__WorkerGone order = HCATTN__CONTROL__WORKER_GONE__INIT;
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    order.worker_incarnation = PEERS_WORKER;
+    message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_WORKER_GONE;
+    message.worker_gone = &order;
+    peers_send(peers, &message, -1);
+}
+
+int peers_post(struct peers *peers, uint32_t slot, uint32_t n_bytes, uint64_t timeout_us)
+{
+    struct exchange_ring *ring = layout_ring(peers->exchange.address);
+    const struct reply_header *reply = peers_reply(peers, slot);
+    uint64_t id = ++peers->next_request, deadline_us = clock_deadline_us(timeout_us);
+    ring->posts[slot].n_bytes = n_bytes;
+    atomic_store_explicit(&ring->posts[slot].request, id, memory_order_release);
+    bell_ring(&ring->requests);
+    for (;;) {
+        uint32_t seen = bell_count(&ring->replies);
+        if (atomic_load_explicit(&reply->answered, memory_order_acquire) == id)
+            return reply->status;
+        if (bell_wait(&ring->replies, seen, deadline_us, 0) == -ETIMEDOUT)
+            return -ETIMEDOUT;
+    }
 }
 
 int peers_exchange(struct peers *peers, uint64_t store_incarnation)

@@ -58,6 +58,13 @@ int peers_session(struct peers *peers, uint64_t session);
 int peers_reserve(struct peers *peers, uint64_t session, uint32_t index, uint32_t generation, uint32_t number);
 int peers_release(struct peers *peers, uint64_t session, uint32_t from_number);
 
+int peers_ring(struct peers *peers, uint64_t worker, bool grant);
+/* n blocks from index `from` on to those from `to` on; all of generation 1. */
+int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, uint32_t from, uint32_t to, uint32_t n);
+
+/* Tells that PEERS_WORKER is dead; not answered. */
+void peers_worker_gone(struct peers *peers);
+
 /* Makes a new exchange and gives it to the store. Status of its answer. */
 int peers_exchange(struct peers *peers, uint64_t store_incarnation);
 
@@ -67,4 +74,6 @@ struct reply_header *peers_reply(const struct peers *peers, uint32_t slot);
 
 /* Sends a descriptor for a slot and waits for the reply, which is checked for addresses and id. */
 struct descriptor peers_ask(struct peers *peers, uint64_t worker, uint32_t slot, uint32_t n_bytes);
-uint64_t peers_next_request(const struct peers *peers); /* id that peers_ask() will use */
+/* The same by the ring: status of the reply header; -ETIMEDOUT: no reply within the time. */
+int peers_post(struct peers *peers, uint32_t slot, uint32_t n_bytes, uint64_t timeout_us);
+uint64_t peers_next_request(const struct peers *peers); /* id that peers_ask() and peers_post() will use */

@@ -33,11 +33,14 @@ struct answers {
     uint8_t fetched[FETCH_BYTES];
 };
 
+static bool by_ring; /* requests are posted instead of sent; needs a grant */
+
 static int set_up(void **state)
 {
     struct peers *peers = malloc(sizeof(*peers));
     assert_non_null(peers);
     peers_open(peers);
+    by_ring = false;
     *state = peers;
     return 0;
 }
@@ -113,6 +116,8 @@ static int ask(struct peers *peers, uint32_t slot, uint32_t n_bytes)
 {
     struct request_header *header = at(peers, slot, 0);
     header->n_bytes = n_bytes;
+    if (by_ring)
+        return peers_post(peers, slot, n_bytes, 10000000);
     struct descriptor reply = peers_ask(peers, PEERS_WORKER, slot, n_bytes);
     assert_int_equal(reply.status, 0);
     assert_true(atomic_load(&peers_reply(peers, slot)->answered) == reply.request);
@@ -319,6 +324,98 @@ static void strangers_and_garbage_do_no_harm(void **state)
     stop(peers);
 }
 
+/* Posts get the same bits as descriptors; whatever ends an exchange ends its ring. */
+static void rings_are_granted_and_revoked(void **state)
+{
+    struct peers *peers = *state;
+    struct answers before, after;
+    register_new(peers);
+    assert_int_equal(peers_ring(peers, PEERS_WORKER, true), -ENODEV);
+    assert_int_equal(peers_ring(peers, PEERS_WORKER, false), 0);
+    stop(peers);
+    close(peers->fd);
+    close(fill(peers, &before));
+    assert_int_equal(peers_ring(peers, PEERS_WORKER + 1, true), -ENOENT);
+    for (uint32_t round = 0; round < 20; round++) {
+        const struct exchange_ring *ring = layout_ring(peers->exchange.address);
+        assert_int_equal(peers_ring(peers, PEERS_WORKER, true), 0);
+        assert_int_equal(atomic_load(&ring->serving), 1);
+        by_ring = true;
+        append_all(peers);
+        for (uint32_t i = 0; i < 10; i++) {
+            memset(&after, 0, sizeof(after));
+            assert_int_equal(read_back(peers, &after), 0);
+            assert_memory_equal(&before, &after, sizeof(before));
+            assert_int_equal(peers_session(peers, FIXTURE_SESSION), 0); /* orders go on meanwhile */
+        }
+        by_ring = false;
+        assert_int_equal(read_back(peers, &after), 0); /* descriptors too */
+        assert_memory_equal(&before, &after, sizeof(before));
+        switch (round % 4) {
+        case 0:
+            peers_worker_gone(peers);
+            break;
+        case 1:
+            break; /* replaced as it is */
+        default:
+            assert_int_equal(peers_ring(peers, PEERS_WORKER, false), 0);
+            assert_int_equal(atomic_load(&ring->serving), 0);
+            assert_int_equal(peers_post(peers, 0, 64, 20000), -ETIMEDOUT);
+        }
+        assert_int_equal(peers_exchange(peers, peers->incarnation), 0);
+    }
+    /* A new segment: what a worker posts for the old one is not served until the ring is granted again. */
+    int fd;
+    assert_int_equal(peers_ring(peers, PEERS_WORKER, true), 0);
+    assert_int_equal(format(peers, HEAD_DIM, &fd), 0);
+    close(fd);
+    assert_int_equal(atomic_load(&((struct exchange_ring *)layout_ring(peers->exchange.address))->serving), 0);
+    assert_int_equal(peers_ring(peers, PEERS_WORKER, true), 0);
+    by_ring = true;
+    assert_int_equal(read_back(peers, &after), -ESTALE);
+    /* The coordinator goes: rings are stopped, and the store comes back. */
+    close(peers->fd);
+    peers_register(peers, &fd);
+    close(fd);
+    assert_int_equal(atomic_load(&((struct exchange_ring *)layout_ring(peers->exchange.address))->serving), 0);
+    stop(peers);
+}
+
+static void forks_are_copied(void **state)
+{
+    struct peers *peers = *state;
+    const uint64_t from = FIXTURE_SESSION, to = FIXTURE_OTHER;
+    struct answers answers;
+    struct segment_mapping segment;
+    int segment_fd = fill(peers, &answers); /* 0 and 1 sealed, 2 open */
+    assert_int_equal(segment_map(segment_fd, 0, false, &segment), 0);
+    const struct block_header *copies[2] = {layout_block(segment.address, 10), layout_block(segment.address, 11)};
+    assert_int_equal(peers_session(peers, to), 0);
+    for (uint32_t number = 0; number < N_BLOCKS; number++)
+        assert_int_equal(peers_reserve(peers, to, 10 + number, 1, number), 0);
+    assert_int_equal(peers_copy(peers, from, to, 0, 10, 0), 0);
+    assert_int_equal(peers_copy(peers, from, to, 0, 10, 3), -ENODATA);
+    assert_int_equal(peers_copy(peers, from, to, 0, 11, 1), -EINVAL);
+    assert_int_equal(peers_copy(peers, from, to, 0, 10, 257), -EINVAL);
+    assert_int_equal(peers_copy(peers, from, to, 0, 20, 1), -ESTALE);
+    assert_int_equal(peers_copy(peers, from, 77, 0, 10, 2), -ESTALE);
+    assert_int_equal(atomic_load(&copies[0]->n_ids), 0); /* nothing by halves */
+    for (uint32_t round = 0; round < 2; round++)
+        assert_int_equal(peers_copy(peers, from, to, 0, 10, 2), 0);
+    uint64_t rows_offset = layout_rows_offset(&rows_of.shape);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct block_header *source = layout_block(segment.address, i);
+        assert_int_equal(atomic_load(&copies[i]->state), BLOCK_SEALED);
+        assert_int_equal(copies[i]->checksum, source->checksum);
+        assert_memory_equal(copies[i]->ids, source->ids, sizeof(source->ids));
+        assert_memory_equal((const uint8_t *)copies[i] + rows_offset, (const uint8_t *)source + rows_offset,
+                            rows_of.shape.n_layers * rows_of.shape.n_kv_heads * layout_head_rows_bytes(&rows_of.shape));
+    }
+    segment_unmap(&segment);
+    close(segment_fd);
+    stop(peers);
+}
+
 static void what_cannot_be_formatted_is_said(void **state)
 {
     struct peers *peers = *state;
@@ -404,8 +501,8 @@ static void coordinator_that_stays_away_is_status_1(void **state)
 static void bad_options_are_status_2(void **state)
 {
     struct peers *peers = *state;
-    const char *const bad[][3] = {
-        {"--incarnation", "0"}, {"--incarnation", "12x"}, {"--node", "99"}, {"--memory", "lots"}, {"--colour", "red"}};
+    const char *const bad[][3] = {{"--incarnation", "0"}, {"--incarnation", "12x"}, {"--node", "99"},
+                                  {"--memory", "lots"},   {"--colour", "red"},      {"--spin-us", "1001"}};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         peers_spawn(peers, bad[i]);
         assert_int_equal(peers_wait(peers), 2);
@@ -425,6 +522,8 @@ int main(void)
         TEST(killed_store_is_replaced),
         TEST(lost_coordinator_is_found_again),
         TEST(strangers_and_garbage_do_no_harm),
+        TEST(rings_are_granted_and_revoked),
+        TEST(forks_are_copied),
         TEST(what_cannot_be_formatted_is_said),
         TEST(heartbeats_come),
         TEST(refusal_is_status_2),
