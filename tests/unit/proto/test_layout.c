@@ -10,8 +10,10 @@
 #include <cmocka.h>
 
 static const struct row_shape shapes[] = {
-    {1, 1, 2, ROW_CODEC_F16}, {30, 3, 64, ROW_CODEC_F16},      {32, 8, 128, ROW_CODEC_F16},
-    {3, 1, 6, ROW_CODEC_F16}, {512, 1024, 256, ROW_CODEC_F16}, {28, 4, 80, ROW_CODEC_F16},
+    {1, 1, 2, ROW_CODEC_F16},  {30, 3, 64, ROW_CODEC_F16},       {32, 8, 128, ROW_CODEC_F16},
+    {3, 1, 6, ROW_CODEC_F16},  {512, 1024, 256, ROW_CODEC_F16},  {28, 4, 80, ROW_CODEC_F16},
+    {1, 1, 2, ROW_CODEC_Q8_0}, {30, 3, 64, ROW_CODEC_Q8_0},      {32, 8, 128, ROW_CODEC_Q8_0},
+    {3, 1, 6, ROW_CODEC_Q8_0}, {512, 1024, 256, ROW_CODEC_Q8_0}, {28, 4, 80, ROW_CODEC_Q8_0},
 };
 
 static void shapes_are_bounded(void **state)
@@ -19,7 +21,7 @@ static void shapes_are_bounded(void **state)
     (void)state;
     const struct row_shape bad[] = {
         {0, 1, 2, 1}, {513, 1, 2, 1}, {1, 0, 2, 1}, {1, 1025, 2, 1}, {1, 1, 0, 1},
-        {1, 1, 3, 1}, {1, 1, 258, 1}, {1, 1, 2, 0}, {1, 1, 2, 2},    {UINT32_MAX, UINT32_MAX, UINT32_MAX - 1, 1},
+        {1, 1, 3, 1}, {1, 1, 258, 1}, {1, 1, 2, 0}, {1, 1, 2, 3},    {UINT32_MAX, UINT32_MAX, UINT32_MAX - 1, 1},
     };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         assert_int_equal(layout_check_shape(&shapes[i]), 0);
@@ -35,7 +37,7 @@ static void places_of_a_block_follow_each_other(void **state)
         const struct row_shape *shape = &shapes[i];
         uint64_t sums = LAYOUT_PAGE_BYTES, rows = layout_rows_offset(shape);
         assert_true(sizeof(struct block_header) <= sums);
-        assert_int_equal(layout_row_bytes(shape), shape->head_dim * 4);
+        assert_int_equal(layout_row_bytes(shape) % 2, 0); /* f16 in every row */
         for (uint32_t layer = 0; layer < shape->n_layers; layer++) {
             for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
                 assert_true(layout_head_sums_offset(shape, layer, head) == sums);
@@ -48,6 +50,24 @@ static void places_of_a_block_follow_each_other(void **state)
         assert_true(layout_rows_offset(shape) - sums < LAYOUT_PAGE_BYTES);
         assert_true(rows <= layout_block_bytes(shape) && layout_block_bytes(shape) - rows < LAYOUT_PAGE_BYTES);
         assert_int_equal(layout_block_bytes(shape) % LAYOUT_PAGE_BYTES, 0);
+    }
+}
+
+/* Two numbers of 16 bits, or of 8 with a scale for every 32 of them, K's and V's apart. */
+static void rows_have_the_bytes_of_their_codec(void **state)
+{
+    (void)state;
+    const struct {
+        uint32_t head_dim, f16, q8_0;
+    } wanted[] = {{2, 8, 8},      {32, 128, 68},   {34, 136, 76},   {64, 256, 136},
+                  {80, 320, 172}, {128, 512, 272}, {256, 1024, 544}};
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+        struct row_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = wanted[i].head_dim};
+        shape.codec = ROW_CODEC_F16;
+        assert_int_equal(layout_row_bytes(&shape), wanted[i].f16);
+        shape.codec = ROW_CODEC_Q8_0;
+        assert_int_equal(layout_row_bytes(&shape), wanted[i].q8_0);
+        assert_int_equal(layout_head_rows_bytes(&shape), 64 * wanted[i].q8_0);
     }
 }
 
@@ -88,6 +108,7 @@ static struct segment_header good_segment(uint64_t *ret_n_bytes)
     X(block_bytes += 4096)                                                                                             \
     X(n_blocks = 6)                                                                                                    \
     X(n_blocks = UINT32_MAX)                                                                                           \
+    X(shape.codec = ROW_CODEC_Q8_0)                                                                                    \
     X(shape.head_dim = 65)                                                                                             \
     X(shape.n_layers++)                                                                                                \
     X(shape.n_layers = 0)                                                                                              \
@@ -149,6 +170,7 @@ static struct exchange_header good_exchange(uint64_t *ret_n_bytes)
     X(layout++)                                                                                                        \
     X(n_bytes += 4096)                                                                                                 \
     X(n_slots = 0)                                                                                                     \
+    X(n_slots = EXCHANGE_MAX_SLOTS + 1)                                                                                \
     X(n_slots = 5)                                                                                                     \
     X(n_slots = UINT32_MAX)                                                                                            \
     X(request_bytes = 0)                                                                                               \
@@ -187,6 +209,32 @@ static void exchanges_must_add_up(void **state)
     assert_true(end == n_bytes);
 }
 
+/* No more slots than the ring has posts, whatever the memory would hold. */
+static void slots_are_those_of_the_ring(void **state)
+{
+    (void)state;
+    uint64_t n_bytes;
+    struct exchange_header header = good_exchange(&n_bytes);
+    header.n_bytes = n_bytes = 4096 + 100 * 5 * 4096;
+    header.n_slots = EXCHANGE_MAX_SLOTS;
+    assert_int_equal(layout_check_exchange(&header, n_bytes), 0);
+    header.n_slots++;
+    assert_int_equal(layout_check_exchange(&header, n_bytes), -EPROTO);
+}
+
+static void the_ring_lies_in_the_header_page(void **state)
+{
+    (void)state;
+    static uint8_t page[LAYOUT_PAGE_BYTES];
+    uintptr_t ring = (uintptr_t)layout_ring(page), begin = (uintptr_t)page;
+    assert_true(ring >= begin + sizeof(struct exchange_header));
+    assert_true(ring + sizeof(struct exchange_ring) <= begin + LAYOUT_PAGE_BYTES);
+    /* Bells on cache lines of their own: the two sides do not slow each other. */
+    assert_int_equal(offsetof(struct exchange_ring, requests) % 64, 0);
+    assert_int_equal(offsetof(struct exchange_ring, replies) % 64, 0);
+    assert_int_equal((ring - begin) % 64, 0);
+}
+
 static void entries_of_replies_keep_kind_and_index(void **state)
 {
     (void)state;
@@ -199,9 +247,15 @@ static void entries_of_replies_keep_kind_and_index(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_are_bounded),    cmocka_unit_test(places_of_a_block_follow_each_other),
-        cmocka_unit_test(segments_must_add_up),  cmocka_unit_test(blocks_are_where_the_header_says),
-        cmocka_unit_test(exchanges_must_add_up), cmocka_unit_test(entries_of_replies_keep_kind_and_index),
+        cmocka_unit_test(shapes_are_bounded),
+        cmocka_unit_test(places_of_a_block_follow_each_other),
+        cmocka_unit_test(segments_must_add_up),
+        cmocka_unit_test(blocks_are_where_the_header_says),
+        cmocka_unit_test(exchanges_must_add_up),
+        cmocka_unit_test(entries_of_replies_keep_kind_and_index),
+        cmocka_unit_test(rows_have_the_bytes_of_their_codec),
+        cmocka_unit_test(slots_are_those_of_the_ring),
+        cmocka_unit_test(the_ring_lies_in_the_header_page),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
