@@ -25,7 +25,7 @@ uint64_t step_request_bytes(const struct row_shape *shape, uint32_t n_heads, con
     uint64_t n_blocks = limits->n_ctx / LAYOUT_BLOCK_TOKENS + 2;
     uint64_t token = shape->n_kv_heads * layout_row_bytes(shape) + ALIGNMENT;
     uint64_t append = token + sizeof(struct append_entry) + sizeof(uint32_t) + ALIGNMENT;
-    uint64_t per_head = sizeof(struct aggregate_item) + n_blocks * sizeof(uint64_t) + 4 * ALIGNMENT;
+    uint64_t per_head = sizeof(struct aggregate_item) + n_blocks * sizeof(uint64_t) + 6 * ALIGNMENT;
     uint64_t decode = (uint64_t)n_heads * (shape->head_dim + n_blocks + 1) * sizeof(float) +
                       shape->n_kv_heads * per_head + n_blocks * sizeof(struct block_handle) + 4 * ALIGNMENT;
     uint64_t weights = (uint64_t)limits->max_weights * sizeof(float);
@@ -238,7 +238,6 @@ struct share {
     const struct step_row *row;
     uint32_t row_index, lanes, n_blocks;
     uint32_t first_block; /* in the request's table */
-    int64_t q, references;
 };
 
 /* Copies the elements of the share's lanes out of an array over all of the row's blocks. */
@@ -298,8 +297,10 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
     const struct step_selection *selection = &share->row->selection;
     const struct policy *policy = &share->row->run->policy;
     uint32_t group = step_group(step), d = step->shape.head_dim;
+    size_t first_head = (size_t)share->row_index * step->network->shape.n_heads + head * group;
+    int64_t q = put(payload, step->q + first_head * d, (uint64_t)group * d * sizeof(float));
     int64_t masks = payload_take(payload, share->n_blocks * sizeof(uint64_t));
-    if (masks < 0)
+    if (q < 0 || masks < 0)
         return -ENOSPC;
     gather(share, selection->masks + (size_t)head * selection->n_blocks, sizeof(uint64_t),
            payload_at(payload, (uint32_t)masks));
@@ -309,7 +310,7 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
         .kv_head = head,
         .mode = policy->mode,
         .n_queries = group,
-        .q_offset = (uint32_t)share->q + head * group * d * (uint32_t)sizeof(float),
+        .q_offset = (uint32_t)q,
         .first_block = share->first_block,
         .n_blocks = share->n_blocks,
         .lanes = share->lanes,
@@ -317,8 +318,12 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
         .scale = step_scale(step),
         .result_offset = payload_result(payload, result),
     };
-    if (policy->terms.tail || policy->terms.weights)
-        item->references_offset = (uint32_t)share->references + head * group * (uint32_t)sizeof(float);
+    if (policy->terms.tail || policy->terms.weights) {
+        int64_t references = put(payload, selection->references + head * group, group * sizeof(float));
+        if (references < 0)
+            return -ENOSPC;
+        item->references_offset = (uint32_t)references;
+    }
     if (policy->terms.tail) {
         int64_t masses = payload_take(payload, (uint64_t)group * share->n_blocks * sizeof(float));
         if (masses < 0)
@@ -334,7 +339,7 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
 static int put_items(struct step *step, const struct step_half *half, struct payload *payload, struct step_call *call,
                      struct request_header *header)
 {
-    uint32_t n_kv = step->shape.n_kv_heads, n_heads = step->network->shape.n_heads, n_blocks = 0, n_rows = 0;
+    uint32_t n_kv = step->shape.n_kv_heads, n_blocks = 0, n_rows = 0;
     call->n_items = 0;
     for (uint32_t i = half->first; i < half->end; i++) {
         const struct step_row *row = &step->rows[i];
@@ -362,11 +367,6 @@ static int put_items(struct step *step, const struct step_half *half, struct pay
                 share.n_blocks += row->selection.lane_first[lane + 1] - row->selection.lane_first[lane];
         put_handles(&share, (struct block_handle *)payload_at(payload, (uint32_t)blocks_at) + n_blocks);
         n_blocks += share.n_blocks;
-        size_t q_floats = (size_t)n_heads * step->shape.head_dim;
-        share.q = put(payload, step->q + i * q_floats, q_floats * sizeof(float));
-        share.references = put(payload, row->selection.references, n_heads * sizeof(float));
-        if (share.q < 0 || share.references < 0)
-            return -ENOSPC;
         for (uint32_t head = 0; head < n_kv; head++) {
             struct aggregate_item *item = &items[call->n_items];
             int r = put_item(&share, payload, head, item);
