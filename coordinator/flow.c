@@ -1,5 +1,5 @@
 /*
- * flow.c - the way of a request: session, ids, room, worker. flow_reply.c: what comes back.
+ * flow.c - the way of a request: session, ids, room (queue.c), worker. flow_reply.c: what comes back. flow_open.c: sessions.
  *
  * Level-triggered: flow_advance() asks every request that waits whether it can go on now; whatever changes something
  * sets server->dirty. Nothing is remembered about what a request waits for but its state.
@@ -9,10 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/log.h"
-#include "common/random.h"
 #include "coordinator/state.h"
 
 /* ---- ends ---- */
@@ -32,8 +30,15 @@ void flow_finish(struct server *server, struct request *request)
     }
     request->session = NULL;
     request->worker = request->work = 0;
+    server->n_ended += requests_is_drained(request->kind);
     (void)requests_move(request, REQUEST_DONE, server->now_us);
     server->dirty = true;
+}
+
+void flow_answer(struct server *server, struct request *request, Hcattn__Reply *reply)
+{
+    rpc_reply(server, request, reply);
+    flow_finish(server, request);
 }
 
 void flow_fail(struct server *server, struct request *request, Hcattn__ErrorCode code, const struct numbers *numbers,
@@ -85,7 +90,9 @@ void flow_abandon(struct server *server, struct request *request)
 
 void flow_session_lost(struct server *server, struct request *request, const char *sentence)
 {
-    rpc_error(server, request, HCATTN__ERROR_CODE__INTERNAL, NULL, "the session is lost: %s", sentence);
+    bool not_yet = request->kind == REQUEST_OPEN || request->kind == REQUEST_FORK; /* nothing was lost: ask again */
+    rpc_error(server, request, not_yet ? HCATTN__ERROR_CODE__UNAVAILABLE : HCATTN__ERROR_CODE__INTERNAL, NULL,
+              "the session is lost: %s", sentence);
     request->mute = true;
     request->restart = false;
     end_quietly(server, request);
@@ -123,114 +130,16 @@ void flow_again(struct server *server, struct request *request, uint32_t resume_
 
 /* ---- entered ---- */
 
-static bool waits_for_table(struct server *server, struct request *request)
+bool flow_waits_for_table(struct server *server, struct request *request, uint64_t session)
 {
     if (!server->table_complete)
-        return true; /* it may be in a store that has not registered yet */
+        return true;
     flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "there is no session %016llx",
-              (unsigned long long)request->session_id);
+              (unsigned long long)session);
     return false;
 }
 
-static void opened(struct server *server, struct request *request, const struct session *session)
-{
-    Hcattn__SessionOpened message = HCATTN__SESSION_OPENED__INIT;
-    message.session = session->id;
-    message.policy = (char *)(uintptr_t)session->terms.policy;
-    message.n_ctx = server->model.n_ctx;
-    Hcattn__Reply reply = HCATTN__REPLY__INIT;
-    reply.reply_case = HCATTN__REPLY__REPLY_SESSION_OPENED;
-    reply.session_opened = &message;
-    rpc_reply(server, request, &reply);
-    flow_finish(server, request);
-}
-
-static void open_new(struct server *server, struct request *request, const char *policy)
-{
-    const Hcattn__OpenSession *open = ((const Hcattn__Request *)request->message)->open_session;
-    struct session *session;
-    if (!stores_all_ready(server) || !server->model.known)
-        return;
-    if (request->session_id == 0)
-        request->session_id = random_u64();
-    int result = sessions_add(server->sessions, request->session_id, SESSION_OPENING, &session);
-    if (result != 0) {
-        flow_fail(server, request, HCATTN__ERROR_CODE__BUSY, NULL, "%u sessions are open; at most %u",
-                  sessions_count(server->sessions), server->options.max_sessions);
-        return;
-    }
-    session->terms = (struct session_terms){.model = {server->model.hash[0], server->model.hash[1]},
-                                            .opened_unix_s = (uint64_t)time(NULL),
-                                            .exact_tokens = open->exact_tokens,
-                                            .flags = open->ephemeral ? SESSION_EPHEMERAL : 0,
-                                            .idle_timeout_s = open->idle_timeout_s};
-    snprintf(session->terms.policy, sizeof(session->terms.policy), "%s", policy);
-    (void)placement_lanes(server->placement, stores_ready_mask(server), session->terms.lane_store);
-    session->active_us = server->now_us;
-    session->request = request;
-    request->session = session;
-    (void)requests_move(request, REQUEST_RESERVING, server->now_us);
-    if (orders_open(server, session) != 0)
-        flow_fail(server, request, HCATTN__ERROR_CODE__INTERNAL, NULL, "out of memory");
-}
-
-static void enter_open(struct server *server, struct request *request)
-{
-    const Hcattn__OpenSession *open = ((const Hcattn__Request *)request->message)->open_session;
-    const char *policy = open->policy[0] ? open->policy : server->options.policy;
-    struct session *session = sessions_find(server->sessions, request->session_id);
-    if (!session) {
-        open_new(server, request, policy);
-        return;
-    }
-    if ((session->state != SESSION_READY && session->state != SESSION_RUNNING) || session->close_wanted)
-        return; /* being opened, found or closed */
-    if (strcmp(session->terms.policy, policy) != 0 || session->terms.exact_tokens != open->exact_tokens) {
-        flow_fail(server, request, HCATTN__ERROR_CODE__CONFLICT, NULL,
-                  "session %016llx is open with policy %s and %u exact tokens", (unsigned long long)session->id,
-                  session->terms.policy, session->terms.exact_tokens);
-        return;
-    }
-    session->active_us = server->now_us;
-    opened(server, request, session);
-}
-
-static void enter_close(struct server *server, struct request *request)
-{
-    struct session *session = sessions_find(server->sessions, request->session_id);
-    if (!session) {
-        (void)waits_for_table(server, request);
-        return;
-    }
-    if (session->state == SESSION_RECOVERING && !session->close_wanted)
-        return;
-    if (!session->close_wanted)
-        session->close_why = "asked for";
-    session->close_wanted = true;
-    (void)requests_move(request, REQUEST_RESERVING, server->now_us);
-    if (session->request)
-        flow_cancel(server, session->request);
-    server->dirty = true;
-}
-
-void flow_closed(struct server *server, const struct session *session)
-{
-    uint32_t cursor = 0;
-    for (struct request *request; (request = requests_next(server->requests, &cursor));) {
-        if (request->kind != REQUEST_CLOSE || request->session_id != session->id || request->state != REQUEST_RESERVING)
-            continue;
-        Hcattn__SessionClosed closed = HCATTN__SESSION_CLOSED__INIT;
-        closed.freed_bytes = session->freed_bytes;
-        Hcattn__Reply reply = HCATTN__REPLY__INIT;
-        reply.reply_case = HCATTN__REPLY__REPLY_SESSION_CLOSED;
-        reply.session_closed = &closed;
-        rpc_reply(server, request, &reply);
-        flow_finish(server, request);
-    }
-}
-
-/* Another request works on the session: wait for it only if it is about to end. */
-static void occupied(struct server *server, struct request *request, const struct session *session)
+void flow_occupied(struct server *server, struct request *request, const struct session *session)
 {
     const struct request *other = session->request;
     if (other->state != REQUEST_CANCELLING || other->restart)
@@ -242,7 +151,7 @@ static void enter_work(struct server *server, struct request *request)
 {
     struct session *session = sessions_find(server->sessions, request->session_id);
     if (!session) {
-        (void)waits_for_table(server, request);
+        (void)flow_waits_for_table(server, request, request->session_id);
         return;
     }
     if (session->close_wanted || session->state == SESSION_CLOSING) {
@@ -251,7 +160,7 @@ static void enter_work(struct server *server, struct request *request)
         return;
     }
     if (session->state == SESSION_RUNNING) {
-        occupied(server, request, session);
+        flow_occupied(server, request, session);
         return;
     }
     if (session->state != SESSION_READY || session->n_pending > 0)
@@ -299,67 +208,6 @@ void flow_accepted(struct server *server, struct request *request)
     rpc_reply(server, request, &reply);
 }
 
-static void no_room(struct server *server, struct request *request, int result, const struct placement_room *room)
-{
-    struct numbers numbers = {.n_prompt_tokens = request->n_ids,
-                              .n_tokens = request->at,
-                              .max_tokens = request->max_tokens,
-                              .n_ctx = server->model.n_ctx,
-                              .bytes_asked = room->bytes_asked,
-                              .bytes_free = room->bytes_free};
-    if (result == -ENOMEM && room->bytes_asked > 0)
-        flow_fail(server, request, HCATTN__ERROR_CODE__NO_MEMORY, &numbers,
-                  "the value-stores have no room: %llu bytes asked, %llu free for this session",
-                  (unsigned long long)room->bytes_asked, (unsigned long long)room->bytes_free);
-    else
-        flow_fail(server, request, HCATTN__ERROR_CODE__INTERNAL, NULL, "no blocks could be reserved: %s",
-                  strerror(-result));
-}
-
-/* True: all blocks are there. */
-static bool reserve(struct server *server, struct request *request)
-{
-    struct session *session = request->session;
-    uint64_t need = requests_blocks_for(request->at + request->n_ids + request->max_tokens + 1);
-    if (need <= session->n_blocks)
-        return true;
-    uint32_t first = session->n_blocks, n = (uint32_t)(need - first);
-    struct placement_room room = {0, 0};
-    struct placed_block *blocks = calloc(n, sizeof(*blocks));
-    int result =
-        blocks ? placement_reserve(server->placement, session->terms.lane_store, first, n, blocks, &room) : -ENOMEM;
-    if (result == 0) {
-        result = sessions_add_blocks(session, blocks, n);
-        for (uint32_t i = 0; result != 0 && i < n; i++)
-            (void)placement_release(server->placement, blocks[i].store, blocks[i].handle);
-        if (result == 0)
-            result = orders_reserve(server, session, first);
-    }
-    free(blocks);
-    request->reserve_asked = true;
-    if (result != 0)
-        no_room(server, request, result, &room);
-    return false;
-}
-
-static void reserving_open(struct server *server, struct request *request)
-{
-    struct session *session = request->session;
-    if (session->n_pending > 0)
-        return;
-    if (session->reserve_status != 0) {
-        flow_fail(server, request,
-                  session->reserve_status == -ENOSPC ? HCATTN__ERROR_CODE__BUSY : HCATTN__ERROR_CODE__INTERNAL, NULL,
-                  "a value-store could not open the session: %s", strerror(-session->reserve_status));
-        return;
-    }
-    if (sessions_move(session, SESSION_READY) != 0)
-        return;
-    LOG_INFO("session %016llx opened: policy %s%s", (unsigned long long)session->id, session->terms.policy,
-             session->terms.flags & SESSION_EPHEMERAL ? ", ephemeral" : "");
-    opened(server, request, session);
-}
-
 static void reserving_work(struct server *server, struct request *request)
 {
     struct session *session = request->session;
@@ -372,7 +220,7 @@ static void reserving_work(struct server *server, struct request *request)
                   strerror(-status));
         return;
     }
-    if (!reserve(server, request))
+    if (!queue_reserve(server, request))
         return;
     (void)requests_move(request, REQUEST_QUEUED, server->now_us);
     flow_accepted(server, request);
@@ -380,32 +228,74 @@ static void reserving_work(struct server *server, struct request *request)
 
 /* ---- everything that waits ---- */
 
+static void enter(struct server *server, struct request *request)
+{
+    switch (request->kind) {
+    case REQUEST_OPEN:
+        flow_enter_open(server, request);
+        break;
+    case REQUEST_CLOSE:
+        flow_enter_close(server, request);
+        break;
+    case REQUEST_FORK:
+        fork_enter(server, request);
+        break;
+    case REQUEST_TOKENIZE:
+    case REQUEST_DETOKENIZE:
+        (void)requests_move(request, REQUEST_PREPARING, server->now_us);
+        break;
+    case REQUEST_APPEND:
+    case REQUEST_GENERATE:
+    case REQUEST_SCORE:
+        enter_work(server, request);
+        break;
+    default:
+        operate_enter(server, request);
+        break;
+    }
+}
+
+static void reserving(struct server *server, struct request *request)
+{
+    if (requests_is_work(request->kind))
+        reserving_work(server, request);
+    else if (request->kind == REQUEST_OPEN)
+        flow_reserving_open(server, request);
+    else if (request->kind == REQUEST_FORK)
+        fork_reserving(server, request);
+    else if (request->kind != REQUEST_CLOSE)
+        operate_reserving(server, request);
+}
+
+static void preparing(struct server *server, struct request *request)
+{
+    struct process *worker;
+    if (request->work != 0)
+        return;
+    if (request->kind == REQUEST_DESCRIBE) /* the worker that held the session is gone */
+        operate_counted(server, request, NULL);
+    else if ((worker = workers_pick(server)))
+        flow_prepare(server, request, worker);
+}
+
 static void advance(struct server *server, struct request *request)
 {
     struct process *worker;
     switch (request->state) {
     case REQUEST_ENTERED:
-        if (request->kind == REQUEST_OPEN)
-            enter_open(server, request);
-        else if (request->kind == REQUEST_CLOSE)
-            enter_close(server, request);
-        else if (request->kind == REQUEST_TOKENIZE || request->kind == REQUEST_DETOKENIZE)
-            (void)requests_move(request, REQUEST_PREPARING, server->now_us);
-        else
-            enter_work(server, request);
+        enter(server, request);
         break;
     case REQUEST_PREPARING:
-        if (request->work == 0 && (worker = workers_pick(server, 0)))
-            flow_prepare(server, request, worker);
+        preparing(server, request);
         break;
     case REQUEST_RESERVING:
-        if (request->kind == REQUEST_OPEN)
-            reserving_open(server, request);
-        else if (request->kind != REQUEST_CLOSE)
-            reserving_work(server, request);
+        reserving(server, request);
+        break;
+    case REQUEST_WAITING:
+        queue_advance(server, request);
         break;
     case REQUEST_QUEUED:
-        if ((worker = workers_pick(server, request->session->worker)))
+        if ((worker = workers_bind(server, request->session)))
             flow_run(server, request, worker);
         break;
     default:
@@ -460,6 +350,20 @@ static void judge_at_worker(struct server *server, struct request *request)
     flow_redispatch(server, request, true);
 }
 
+static void waited_too_long(struct server *server, struct request *request)
+{
+    char missing[256];
+    if (request->kind == REQUEST_DRAIN)
+        return; /* as long as it takes */
+    if (request->kind == REQUEST_SET_TRANSPORT) {
+        operate_late(server, request);
+        return;
+    }
+    (void)stats_ready(server, missing, sizeof(missing));
+    flow_fail(server, request, HCATTN__ERROR_CODE__UNAVAILABLE, NULL, "%s within %llu s%s%s", awaited(request),
+              (unsigned long long)(server->options.recovery_timeout_us / 1000000u), missing[0] ? ": " : "", missing);
+}
+
 void flow_tick(struct server *server)
 {
     uint64_t now_us = server->now_us;
@@ -469,15 +373,16 @@ void flow_tick(struct server *server)
         if (request->state == REQUEST_CANCELLING && waited_us > server->options.hang_timeout_us) {
             LOG_WARNING("request %016llx: its worker did not confirm that it stopped", (unsigned long long)request->id);
             flow_stopped(server, request);
+        } else if (request->state == REQUEST_WAITING) {
+            queue_tick(server, request);
+        } else if (request->kind == REQUEST_DESCRIBE && request->state == REQUEST_PREPARING) {
+            if (waited_us > server->options.hang_timeout_us)
+                operate_late(server, request);
         } else if (request->work != 0 && (request->state == REQUEST_PREPARING || request->state == REQUEST_RUNNING)) {
             judge_at_worker(server, request);
         } else if (request->state != REQUEST_DONE && request->state != REQUEST_RUNNING &&
                    request->state != REQUEST_CANCELLING && waited_us > server->options.recovery_timeout_us) {
-            char missing[256];
-            (void)stats_ready(server, missing, sizeof(missing));
-            flow_fail(server, request, HCATTN__ERROR_CODE__UNAVAILABLE, NULL, "%s within %llu s%s%s", awaited(request),
-                      (unsigned long long)(server->options.recovery_timeout_us / 1000000u), missing[0] ? ": " : "",
-                      missing);
+            waited_too_long(server, request);
         }
     }
     cursor = 0;

@@ -24,8 +24,8 @@ const Hcattn__Input *flow_input(const struct request *request)
 
 /* ---- to the worker ---- */
 
-static void at_worker(struct server *server, struct request *request, const struct process *worker,
-                      Hcattn__Work__WorkRequest *message)
+void flow_at_worker(struct server *server, struct request *request, const struct process *worker,
+                    Hcattn__Work__WorkRequest *message)
 {
     request->worker = worker->incarnation;
     request->work = message->work = ++server->next_work;
@@ -38,7 +38,7 @@ void flow_prepare(struct server *server, struct request *request, struct process
     Hcattn__Work__WorkRequest work = HCATTN__WORK__WORK_REQUEST__INIT;
     Hcattn__Work__Prepare prepare = HCATTN__WORK__PREPARE__INIT;
     Hcattn__Work__Detokenize detokenize = HCATTN__WORK__DETOKENIZE__INIT;
-    at_worker(server, request, worker, &work);
+    flow_at_worker(server, request, worker, &work);
     if (request->kind == REQUEST_DETOKENIZE) {
         detokenize.n_ids = message->detokenize->n_ids;
         detokenize.ids = message->detokenize->ids;
@@ -109,8 +109,7 @@ void flow_run(struct server *server, struct request *request, struct process *wo
     fill_run(request, &run);
     work.request_case = HCATTN__WORK__WORK_REQUEST__REQUEST_RUN;
     work.run = &run;
-    at_worker(server, request, worker, &work);
-    session->worker = worker->incarnation;
+    flow_at_worker(server, request, worker, &work);
     if (request->dispatched_us == 0)
         request->dispatched_us = server->now_us;
     (void)requests_move(request, REQUEST_RUNNING, server->now_us);
@@ -139,6 +138,14 @@ void flow_redispatch(struct server *server, struct request *request, bool died)
         (void)requests_move(request, REQUEST_QUEUED, server->now_us);
     request->waiting_us = server->now_us;
     server->dirty = true;
+}
+
+void flow_worker_hung_up(struct server *server, uint64_t worker)
+{
+    uint32_t cursor = 0;
+    for (struct request *request; (request = requests_next(server->requests, &cursor));)
+        if (request->worker == worker && request->state == REQUEST_PREPARING)
+            flow_redispatch(server, request, false);
 }
 
 void flow_worker_lost(struct server *server, uint64_t worker, bool died)
@@ -225,8 +232,7 @@ static void tokenized(struct server *server, struct request *request, const Hcat
     Hcattn__Reply reply = HCATTN__REPLY__INIT;
     reply.reply_case = HCATTN__REPLY__REPLY_TOKENIZED;
     reply.tokenized = &message;
-    rpc_reply(server, request, &reply);
-    flow_finish(server, request);
+    flow_answer(server, request, &reply);
 }
 
 static void detokenized(struct server *server, struct request *request, const Hcattn__Work__Detokenized *detokenized)
@@ -236,8 +242,7 @@ static void detokenized(struct server *server, struct request *request, const Hc
     Hcattn__Reply reply = HCATTN__REPLY__INIT;
     reply.reply_case = HCATTN__REPLY__REPLY_DETOKENIZED;
     reply.detokenized = &message;
-    rpc_reply(server, request, &reply);
-    flow_finish(server, request);
+    flow_answer(server, request, &reply);
 }
 
 /* A worker that breaks the order of tokens: the stream cannot go on truthfully. */
@@ -359,8 +364,7 @@ static void finished(struct server *server, struct request *request, const Hcatt
         reply.reply_case = HCATTN__REPLY__REPLY_SCORE_DONE;
         reply.score_done = &score_done;
     }
-    rpc_reply(server, request, &reply);
-    flow_finish(server, request);
+    flow_answer(server, request, &reply);
 }
 
 static void failed(struct server *server, struct request *request, Hcattn__Error *error)
@@ -370,8 +374,7 @@ static void failed(struct server *server, struct request *request, Hcattn__Error
     reply.error = error;
     LOG_DEBUG("request %016llx (%s): the worker says: %s", (unsigned long long)request->id,
               requests_kind_name(request->kind), error->sentence);
-    rpc_reply(server, request, &reply);
-    flow_finish(server, request);
+    flow_answer(server, request, &reply);
 }
 
 static void reply_to_prepare(struct server *server, struct request *request, Hcattn__Work__WorkReply *reply)
@@ -387,8 +390,15 @@ static void reply_to_prepare(struct server *server, struct request *request, Hca
         if (request->kind == REQUEST_DETOKENIZE)
             detokenized(server, request, reply->detokenized);
         break;
+    case HCATTN__WORK__WORK_REPLY__REPLY_COUNTS:
+        if (request->kind == REQUEST_DESCRIBE)
+            operate_counted(server, request, reply->counts);
+        break;
     case HCATTN__WORK__WORK_REPLY__REPLY_ERROR:
-        failed(server, request, reply->error);
+        if (request->kind == REQUEST_DESCRIBE && reply->error->code == HCATTN__ERROR_CODE__NOT_FOUND)
+            operate_counted(server, request, NULL);
+        else
+            failed(server, request, reply->error);
         break;
     default:
         break;

@@ -11,6 +11,8 @@
 #include "common/signals.h"
 #include "coordinator/accept4.h"
 #include "coordinator/server.h"
+#include "proto/layout.h"
+#include "proto/policy.h"
 
 static const struct option_spec specs[] = {
     {.name = "runtime-dir", .kind = OPTION_STRING, .help = "Directory of the sockets.", .metavar = "DIR"},
@@ -20,6 +22,12 @@ static const struct option_spec specs[] = {
      .help = "Value-stores to expect, numbered from 0.",
      .minimum = 1,
      .maximum = SERVER_MAX_STORES},
+    {.name = "workers",
+     .kind = OPTION_U32,
+     .default_text = "1",
+     .help = "Workers to expect, for what is said while they start; one is enough to serve.",
+     .minimum = 1,
+     .maximum = 64},
     {.name = "incarnation",
      .kind = OPTION_STRING,
      .metavar = "HEX",
@@ -65,11 +73,33 @@ static const struct option_spec specs[] = {
      .kind = OPTION_STRING,
      .help = "Serve clients here too, for example tcp://127.0.0.1:7070. There is no authentication.",
      .metavar = "ENDPOINT"},
-    {.name = "policy", .kind = OPTION_STRING, .default_text = "full", .help = "Policy of sessions that name none."},
-    {.name = "transport",
+    {.name = "max-queue",
+     .kind = OPTION_U32,
+     .default_text = "64",
+     .help = "Requests that may wait for room in the stores; 0: what does not fit now is refused.",
+     .minimum = 0,
+     .maximum = 65536},
+    {.name = "queue-timeout",
+     .kind = OPTION_DURATION,
+     .default_text = "30s",
+     .help = "How long a request waits for room before it is refused.",
+     .minimum = 1,
+     .maximum = 86400000},
+    {.name = "policy",
      .kind = OPTION_STRING,
-     .default_text = "routed",
-     .help = "How requests travel to the stores, for the statistics."},
+     .default_text = "default",
+     .help = "Policy of sessions that name none: full, default, quality, or CODEC,SELECTOR=NUMBER[,weights][,notail]."},
+    {.name = "exact-tokens",
+     .kind = OPTION_U32,
+     .default_text = "1024",
+     .help = "Sessions that name no number keep all tokens exactly on the device while they have at most this many.",
+     .minimum = 0,
+     .maximum = SERVER_MAX_EXACT_TOKENS},
+    {.name = "transport",
+     .kind = OPTION_CHOICE,
+     .default_text = "ring",
+     .help = "How requests travel to the stores; ring and routed can be changed while everything runs.",
+     .choices = server_transport_names},
 };
 
 static const struct options_table table = {
@@ -94,23 +124,31 @@ static int serve(const struct options *options)
     log_open("hc-coordinator", (enum log_level)options_choice(options, "log-level"));
     if (options_runtime_dir(options_string(options, "runtime-dir"), runtime_dir, error) != 0)
         return fail(2, error);
-    if (strcmp(options_string(options, "policy"), "full") != 0)
-        return fail(2, "--policy: there is: full");
+    struct policy_terms terms;
+    const char *policy = options_string(options, "policy");
+    if (strlen(policy) >= LAYOUT_POLICY_BYTES)
+        return fail(2, "--policy: the name is too long");
+    if (policy_parse(policy, &terms, error, sizeof(error)) != 0)
+        return fail(2, error);
     uint64_t incarnation;
     if (random_incarnation(options_string(options, "incarnation"), &incarnation) != 0)
         return fail(2, "--incarnation: not a hexadecimal number above 0");
     struct server_options server_options = {
         .runtime_dir = runtime_dir,
         .client_endpoint = options_string(options, "client-endpoint"),
-        .policy = options_string(options, "policy"),
-        .transport = options_string(options, "transport"),
+        .policy = policy,
+        .transport = (enum server_transport)options_choice(options, "transport"),
         .incarnation = incarnation,
         .n_stores = options_u32(options, "stores"),
+        .n_workers = options_u32(options, "workers"),
         .max_sessions = options_u32(options, "max-sessions"),
         .max_requests = options_u32(options, "max-requests"),
+        .max_queued = options_u32(options, "max-queue"),
+        .exact_tokens = options_u32(options, "exact-tokens"),
         .default_max_tokens = options_u32(options, "default-max-tokens"),
         .hang_timeout_us = options_duration_ms(options, "hang-timeout") * 1000u,
         .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000u,
+        .queue_timeout_us = options_duration_ms(options, "queue-timeout") * 1000u,
     };
     if (signals_open(false, &signal_fd) != 0)
         return fail(1, "cannot receive signals");

@@ -1,5 +1,5 @@
 /*
- * orders.c - what the session table asks of the stores: write a record, open blocks, free blocks.
+ * orders.c - what the session table asks of the stores: write a record, open blocks, copy blocks, free blocks.
  *
  * An order stays in the list until its store says Done; it is sent again to the life of the store that comes next. All
  * orders can be repeated without harm, and those of one store stay in their order.
@@ -89,6 +89,38 @@ static void send_reserve(struct server *server, struct peer *peer, const struct 
     control_send(server, peer, &control, -1);
 }
 
+static void send_copy(struct server *server, struct peer *peer, const struct order *order,
+                      const struct session *session)
+{
+    Hcattn__Control__CopyBlock blocks[COPY_MAX], *pointers[COPY_MAX];
+    Hcattn__Control__Handle from[COPY_MAX], to[COPY_MAX];
+    Hcattn__Control__Copy copy = HCATTN__CONTROL__COPY__INIT;
+    for (uint32_t i = 0; i < order->n; i++) {
+        uint32_t number = order->numbers[i];
+        if (number >= session->n_blocks)
+            continue;
+        size_t j = copy.n_blocks++;
+        hcattn__control__copy_block__init(&blocks[j]);
+        hcattn__control__handle__init(&from[j]);
+        hcattn__control__handle__init(&to[j]);
+        from[j].index = order->blocks[i].handle.index;
+        from[j].generation = order->blocks[i].handle.generation;
+        to[j].index = session->blocks[number].handle.index;
+        to[j].generation = session->blocks[number].handle.generation;
+        blocks[j].from = &from[j];
+        blocks[j].to = &to[j];
+        pointers[j] = &blocks[j];
+    }
+    copy.sequence = order->sequence;
+    copy.from_session = order->from;
+    copy.to_session = session->id;
+    copy.blocks = pointers;
+    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_COPY;
+    control.copy = &copy;
+    control_send(server, peer, &control, -1);
+}
+
 static void send_release(struct server *server, struct peer *peer, const struct order *order)
 {
     Hcattn__Control__Release release = HCATTN__CONTROL__RELEASE__INIT;
@@ -112,6 +144,8 @@ static void send_order(struct server *server, struct order *order)
         send_open(server, peer, order, session);
     else if (order->kind == ORDER_RESERVE)
         send_reserve(server, peer, order, session);
+    else if (order->kind == ORDER_COPY)
+        send_copy(server, peer, order, session);
     else
         send_release(server, peer, order);
 }
@@ -169,6 +203,45 @@ int orders_reserve(struct server *server, struct session *session, uint32_t from
     return 0;
 }
 
+/* The next COPY_MAX blocks of the store, from *number on; NULL with *ret_result 0: there are none. */
+static struct order *next_copy(struct server *server, struct session *session, const struct session *from,
+                               uint8_t store, uint32_t n_blocks, uint32_t *number, int *ret_result)
+{
+    struct order *order;
+    *ret_result = new_order(server, ORDER_COPY, store, session, &order);
+    if (*ret_result != 0)
+        return NULL;
+    order->from = from->id;
+    order->numbers = malloc(COPY_MAX * sizeof(uint32_t));
+    order->blocks = malloc(COPY_MAX * sizeof(struct placed_block));
+    if (!order->numbers || !order->blocks)
+        *ret_result = -ENOMEM;
+    for (; *ret_result == 0 && *number < n_blocks && order->n < COPY_MAX; ++*number) {
+        if (from->blocks[*number].store != store)
+            continue;
+        order->blocks[order->n] = (struct placed_block){from->blocks[*number].handle, store};
+        order->numbers[order->n++] = *number;
+    }
+    if (*ret_result == 0 && order->n > 0)
+        return order;
+    free_order(order);
+    return NULL;
+}
+
+int orders_copy(struct server *server, struct session *session, const struct session *from, uint32_t n_blocks)
+{
+    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+        struct order *order;
+        uint32_t number = 0;
+        int result;
+        while ((order = next_copy(server, session, from, store, n_blocks, &number, &result)))
+            add(server, session, order);
+        if (result != 0)
+            return result;
+    }
+    return 0;
+}
+
 int orders_release_cut(struct server *server, struct session *session, uint32_t from_number,
                        const struct placed_block *cut, uint32_t n_cut)
 {
@@ -211,6 +284,12 @@ int orders_release(struct server *server, struct session *session, uint32_t from
     return result;
 }
 
+int orders_open_again(struct server *server, struct session *session)
+{
+    int result = orders_release(server, session, 0);
+    return result != 0 ? result : orders_open(server, session);
+}
+
 void orders_roll_back(struct server *server, struct session *session)
 {
     uint32_t from = sessions_first_unconfirmed(session);
@@ -228,7 +307,8 @@ void orders_roll_back(struct server *server, struct session *session)
         block->handle.generation = 0; /* names nothing: it is not given out again */
     }
     session->reserve_status = 0;
-    if (orders_release(server, session, from) != 0)
+    /* A release from the first block on takes the record, too. */
+    if ((from == 0 ? orders_open_again(server, session) : orders_release(server, session, from)) != 0)
         LOG_ERROR("session %016llx: out of memory", (unsigned long long)session->id);
 }
 
@@ -269,10 +349,11 @@ static void complete(struct server *server, struct order *order, int status, con
             confirm(order, session);
         return;
     }
+    if (session->reserve_status != 0)
+        return; /* what follows from the first one */
     LOG_ERROR("value-store %u did not take an order of session %016llx: %s (%s)", order->store,
               (unsigned long long)order->session, sentence, strerror(status < 0 && status > -4096 ? -status : EPROTO));
-    if (session->reserve_status == 0)
-        session->reserve_status = status < 0 ? status : -EPROTO;
+    session->reserve_status = status < 0 ? status : -EPROTO;
 }
 
 static void remove_order(struct server *server, struct order *before, struct order *order)
@@ -322,7 +403,7 @@ void orders_forget_store(struct server *server, uint32_t store)
             continue;
         }
         remove_order(server, before, order);
-        complete(server, order, order->kind == ORDER_RELEASE ? 0 : -ENOENT, "its segment is gone");
+        complete(server, order, order->kind == ORDER_RELEASE ? 0 : -ENODEV, "its segment is gone");
         free_order(order);
     }
 }

@@ -171,7 +171,9 @@ static int read_hello(const struct server *server, const struct peer *peer, cons
                             .model = {hello->model_hash_low, hello->model_hash_high},
                             .n_ctx = hello->n_ctx,
                             .weight_bytes = hello->weight_bytes,
-                            .device_bytes_per_token = hello->device_bytes_per_token};
+                            .device_bytes_per_token = hello->device_bytes_per_token,
+                            .device_budget_bytes = hello->device_budget_bytes,
+                            .device_bytes = hello->device_base_bytes};
     snprintf(given.achieved, sizeof(given.achieved), "%s", hello->achieved);
     snprintf(given.model_name, sizeof(given.model_name), "%s", hello->model_name);
     if (hello->layout != LAYOUT_VERSION || strcmp(hello->version, HCATTN_VERSION) != 0) {
@@ -324,6 +326,7 @@ static void heartbeat(struct server *server, struct process *process, const Hcat
                               .bytes_served = message->bytes_served,
                               .n_requests = message->requests,
                               .n_tokens = message->tokens,
+                              .device_bytes = message->device_bytes,
                               .phase = message->phase};
     registry_heard(process, &heard, server->now_us);
 }
@@ -360,9 +363,10 @@ static bool handle(struct server *server, struct process *process, const Hcattn_
         stores_segment_ready(server, process, message->segment_ready, taken);
         return true;
     case HCATTN__CONTROL__CONTROL__MESSAGE_DONE:
-        if (process->role != PROCESS_STORE)
+        if (process->role != PROCESS_STORE && process->role != PROCESS_WORKER)
             return false;
-        orders_done(server, process->index, message->done);
+        if (!rings_done(server, process, message->done) && process->role == PROCESS_STORE)
+            orders_done(server, process->index, message->done);
         return true;
     case HCATTN__CONTROL__CONTROL__MESSAGE_EXCHANGE:
         if (process->role != PROCESS_WORKER)

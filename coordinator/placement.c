@@ -152,8 +152,8 @@ static void drop_exhausted(struct store *store)
         take(store, store->free_list[store->n_free - 1]);
 }
 
-int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
-                      uint32_t n_blocks, struct placed_block *ret_blocks, struct placement_room *ret_room)
+int placement_room(const struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
+                   uint32_t n_blocks, struct placement_room *ret_room)
 {
     uint32_t left[PLACEMENT_MAX_STORES];
     for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
@@ -173,10 +173,32 @@ int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYO
             full = true;
         }
     }
-    if (full) {
-        *ret_room = room;
-        return -ENOMEM;
+    *ret_room = room;
+    return full ? -ENOMEM : 0;
+}
+
+bool placement_could_hold(const struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES],
+                          uint64_t n_blocks)
+{
+    uint64_t n_here[PLACEMENT_MAX_STORES] = {0};
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        const struct store *store = find(placement, lane_store[lane]);
+        uint64_t n_lane = n_blocks / LAYOUT_N_LANES + (lane < n_blocks % LAYOUT_N_LANES);
+        if (!store || (n_here[lane_store[lane]] += n_lane) > store->n_blocks)
+            return false;
     }
+    return true;
+}
+
+int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
+                      uint32_t n_blocks, struct placed_block *ret_blocks, struct placement_room *ret_room)
+{
+    struct placement_room room;
+    int result = placement_room(placement, lane_store, first_number, n_blocks, &room);
+    if (result == -ENOMEM)
+        *ret_room = room;
+    if (result != 0)
+        return result;
     for (uint32_t i = 0; i < n_blocks; i++) {
         uint8_t number = lane_store[(first_number + i) % LAYOUT_N_LANES];
         struct store *store = &placement->stores[number];

@@ -53,6 +53,13 @@ int placement_lanes(const struct placement *placement, uint64_t ready, uint8_t r
 int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
                       uint32_t n_blocks, struct placed_block *ret_blocks, struct placement_room *ret_room);
 
+/* As placement_reserve() would answer now, without taking anything; ret_room is set in any case but -EINVAL. */
+int placement_room(const struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
+                   uint32_t n_blocks, struct placement_room *ret_room);
+/* Could a session of n_blocks in all fit if it were alone? */
+bool placement_could_hold(const struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES],
+                          uint64_t n_blocks);
+
 /* The store has freed it. -ESTALE: not the generation that was given out, or free already. */
 int placement_release(struct placement *placement, uint32_t store, struct block_handle handle);
 

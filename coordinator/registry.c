@@ -269,6 +269,8 @@ void registry_heard(struct process *process, const struct heartbeat *heartbeat, 
     process->bytes_served = heartbeat->bytes_served;
     process->n_requests = heartbeat->n_requests;
     process->n_tokens = heartbeat->n_tokens;
+    if (heartbeat->device_bytes > 0) /* before its first report: what it said at registration */
+        process->device_bytes = heartbeat->device_bytes;
     snprintf(process->phase, sizeof(process->phase), "%s", heartbeat->phase ? heartbeat->phase : "");
 }
 

@@ -55,7 +55,8 @@ struct process {
     uint32_t n_ctx;
     uint64_t weight_bytes;
     uint64_t device_bytes_per_token;
-    uint64_t pairs; /* bit per store: their exchange is acknowledged */
+    uint64_t device_budget_bytes, device_bytes; /* device_bytes: in use, all together */
+    uint64_t pairs;                             /* bit per store: their exchange is acknowledged */
 
     enum process_role supervises; /* supervisors */
     uint64_t child;               /* incarnation that runs now; 0: none */
@@ -72,7 +73,7 @@ struct process {
 struct heartbeat {
     uint64_t progress;
     bool busy;
-    uint64_t bytes_served, n_requests, n_tokens;
+    uint64_t bytes_served, n_requests, n_tokens, device_bytes;
     const char *phase;
 };
 

@@ -25,14 +25,20 @@ enum request_kind {
     REQUEST_APPEND,
     REQUEST_GENERATE,
     REQUEST_SCORE,
+    REQUEST_FORK,
+    REQUEST_SET_POLICY,
+    REQUEST_DESCRIBE,
+    REQUEST_DRAIN,
+    REQUEST_SET_TRANSPORT,
     REQUEST_TOKENIZE,
     REQUEST_DETOKENIZE,
 };
 
 enum request_state {
     REQUEST_ENTERED,    /* waits for its session: known, whole, free */
-    REQUEST_PREPARING,  /* waits for a worker to make ids of the input, or pieces or text of ids */
-    REQUEST_RESERVING,  /* waits for the stores */
+    REQUEST_PREPARING,  /* waits for a worker to make ids of the input, or pieces or text of ids, or to count */
+    REQUEST_RESERVING,  /* waits for the stores (Drain: for the others; SetTransport: for all pairs) */
+    REQUEST_WAITING,    /* in the queue for room: holds its session and no new blocks */
     REQUEST_QUEUED,     /* has room; waits for a worker */
     REQUEST_RUNNING,    /* a worker runs it */
     REQUEST_CANCELLING, /* the worker was told to stop; its final reply is awaited */
@@ -52,8 +58,7 @@ struct request {
     struct session *session; /* that it holds (session->request == this), or NULL */
     uint32_t *ids;           /* of the input */
     uint64_t n_ids;
-    bool prepared;      /* ids are there */
-    bool reserve_asked; /* room was allocated */
+    bool prepared; /* ids are there */
     bool have_at;
     uint64_t at;
     uint32_t max_tokens;
@@ -61,6 +66,12 @@ struct request {
     uint32_t resume_from; /* as the client said */
     uint64_t forwarded;   /* tokens (Score: positions) that the client has */
     uint64_t score_base;  /* first position that was scored */
+
+    uint64_t ticket;    /* place in the queue for room, growing; 0: never was in it */
+    uint64_t queued_us; /* since when it waits for room */
+    uint64_t probed_us; /* when its client was last looked for */
+    uint32_t n_copied;  /* Fork: blocks that are copied */
+    uint64_t n_before;  /* Drain: requests that had ended before */
 
     uint64_t worker;   /* incarnation; 0: not at a worker */
     uint64_t work;     /* id of the work there; 0: none */
@@ -94,6 +105,16 @@ uint32_t requests_count_at(const struct requests *requests, uint64_t worker);
 void requests_remove(struct requests *requests, struct request *request); /* frees it */
 
 int requests_move(struct request *request, enum request_state state, uint64_t now_us); /* -EPROTO: not a legal move */
+/* Does it work on the tokens of a session: Append, Generate, Score? */
+static inline bool requests_is_work(enum request_kind kind)
+{
+    return kind == REQUEST_APPEND || kind == REQUEST_GENERATE || kind == REQUEST_SCORE;
+}
+/* Does a Drain wait for it, and refuse new ones? */
+static inline bool requests_is_drained(enum request_kind kind)
+{
+    return requests_is_work(kind) || kind == REQUEST_OPEN || kind == REQUEST_FORK;
+}
 bool requests_same_route(const struct client_route *a, const struct client_route *b);
 
 /* Blocks that a session needs for n_tokens. */

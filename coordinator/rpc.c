@@ -59,6 +59,8 @@ static void fill(Hcattn__Error *error, Hcattn__ErrorCode code, const struct numb
     error->n_ctx = numbers->n_ctx;
     error->bytes_asked = numbers->bytes_asked;
     error->bytes_free = numbers->bytes_free;
+    error->n_queued = numbers->n_queued;
+    error->max_queued = numbers->max_queued;
 }
 
 void rpc_error(struct server *server, struct request *request, Hcattn__ErrorCode code, const struct numbers *numbers,
@@ -167,6 +169,24 @@ static struct request describe(const struct server *server, const struct client_
         given.session_id = message->score->session;
         at = message->score->at;
         break;
+    case HCATTN__REQUEST__REQUEST_FORK:
+        given.kind = REQUEST_FORK;
+        given.session_id = message->fork->new_session;
+        break;
+    case HCATTN__REQUEST__REQUEST_SET_POLICY:
+        given.kind = REQUEST_SET_POLICY;
+        given.session_id = message->set_policy->session;
+        break;
+    case HCATTN__REQUEST__REQUEST_DESCRIBE_SESSION:
+        given.kind = REQUEST_DESCRIBE;
+        given.session_id = message->describe_session->session;
+        break;
+    case HCATTN__REQUEST__REQUEST_DRAIN:
+        given.kind = REQUEST_DRAIN;
+        break;
+    case HCATTN__REQUEST__REQUEST_SET_TRANSPORT:
+        given.kind = REQUEST_SET_TRANSPORT;
+        break;
     case HCATTN__REQUEST__REQUEST_TOKENIZE:
         given.kind = REQUEST_TOKENIZE;
         break;
@@ -212,6 +232,11 @@ static bool enter(struct server *server, const struct client_route *client, Hcat
         return false;
     }
     struct request given = describe(server, client, message), *request;
+    if (server->draining && requests_is_drained(given.kind)) {
+        rpc_answer_error(server, client, id, HCATTN__ERROR_CODE__UNAVAILABLE,
+                         "draining: no new sessions and requests are taken");
+        return false;
+    }
     given.message_bytes = n_bytes;
     bool fits = requests_bytes(server->requests) + n_bytes <= MAX_REQUEST_BYTES;
     int result = fits ? requests_add(server->requests, &given, &request) : -ENOMEM;
@@ -250,10 +275,13 @@ static void receive_one(struct server *server, const struct socket_message *mess
     bool taken = false;
     switch (request->request_case) {
     case HCATTN__REQUEST__REQUEST_HEALTH:
-        stats_health(server, &client, request->request_id);
+        (void)stats_health(server, &client, request->request_id);
         break;
     case HCATTN__REQUEST__REQUEST_STATS:
         stats_stats(server, &client, request->request_id);
+        break;
+    case HCATTN__REQUEST__REQUEST_LIST_SESSIONS:
+        stats_list(server, &client, request->request_id);
         break;
     case HCATTN__REQUEST__REQUEST_CANCEL:
         cancel(server, &client, request);

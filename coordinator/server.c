@@ -20,6 +20,8 @@
 #define MAX_SETTLE       64      /* rounds of moves that follow from each other, before the loop polls again */
 #define REGISTRY_ENTRIES (2 * MAX_PEERS)
 
+const char *const server_transport_names[] = {"ring", "routed", "direct", NULL};
+
 bool server_rate(struct server *server, struct rate *rate, uint64_t *ret_n_quiet)
 {
     if (rate->last_us != 0 && server->now_us - rate->last_us < RATE_US) {
@@ -108,6 +110,8 @@ int server_new(const struct server_options *options, char error[SERVER_ERROR_BYT
         return -ENOMEM;
     }
     server->options = *options;
+    server->transport = options->transport;
+    snprintf(server->policy, sizeof(server->policy), "%s", options->policy);
     server->listener = -1;
     server->started_us = server->now_us = clock_now_us();
     snprintf(server->peer_path, sizeof(server->peer_path), "%s/peer.sock", options->runtime_dir);
@@ -135,6 +139,7 @@ struct server *server_free(struct server *server)
         server->listener = peer_unlisten(server->listener, server->peer_path);
     peers_close_all(server);
     orders_free_all(server);
+    rings_free_all(server);
     workers_drop_packets(server, 0);
     server->client_socket = unbind(server->client_socket, server->client_path);
     server->work_socket = unbind(server->work_socket, server->work_path);
@@ -154,13 +159,16 @@ struct server *server_free(struct server *server)
 const char *server_describe(const struct server *server, char *text, uint32_t text_size)
 {
     const struct server_options *options = &server->options;
-    snprintf(text, text_size,
-             "sockets in %s%s%s; expects %u value-store%s; at most %u sessions and %u requests, %u tokens by default; "
-             "fences after %g s, waits %g s for lost processes",
-             options->runtime_dir, server->extra_endpoint[0] ? " and " : "", server->extra_endpoint, options->n_stores,
-             options->n_stores == 1 ? "" : "s", options->max_sessions, options->max_requests,
-             options->default_max_tokens, (double)options->hang_timeout_us / 1e6,
-             (double)options->recovery_timeout_us / 1e6);
+    snprintf(
+        text, text_size,
+        "sockets in %s%s%s; expects %u value-store%s and %u gpu-worker%s; at most %u sessions and %u requests, %u of "
+        "them waiting for room for %g s; %u tokens by default, policy %s, %u exact tokens, transport %s; fences after "
+        "%g s, waits %g s for lost processes",
+        options->runtime_dir, server->extra_endpoint[0] ? " and " : "", server->extra_endpoint, options->n_stores,
+        options->n_stores == 1 ? "" : "s", options->n_workers, options->n_workers == 1 ? "" : "s",
+        options->max_sessions, options->max_requests, options->max_queued, (double)options->queue_timeout_us / 1e6,
+        options->default_max_tokens, server->policy, options->exact_tokens, server_transport_names[server->transport],
+        (double)options->hang_timeout_us / 1e6, (double)options->recovery_timeout_us / 1e6);
     return text;
 }
 

@@ -8,19 +8,28 @@
 
 #include <stdint.h>
 
-#define SERVER_ERROR_BYTES 512
-#define SERVER_MAX_STORES  64u
-#define SERVER_IDLE_S      600u /* a session without a request, unless its opener says otherwise */
+#define SERVER_ERROR_BYTES      512
+#define SERVER_MAX_STORES       64u
+#define SERVER_MAX_EXACT_TOKENS (1u << 20)
+#define SERVER_IDLE_S           600u /* a session without a request, unless its opener says otherwise */
+
+/* How requests travel to the stores. Direct is a start option of the workers; the other two change while everything runs. */
+enum server_transport { SERVER_RING, SERVER_ROUTED, SERVER_DIRECT };
+extern const char *const server_transport_names[]; /* by enum, closed by NULL */
 
 struct server_options {
     const char *runtime_dir;
     const char *client_endpoint; /* in addition to client.sock; NULL: none */
-    const char *policy, *transport;
+    const char *policy;          /* of sessions that name none; policy_parse() takes it */
+    enum server_transport transport;
     uint64_t incarnation;
-    uint32_t n_stores; /* expected */
+    uint32_t n_stores;  /* expected */
+    uint32_t n_workers; /* expected, for the wording; one is enough to serve */
     uint32_t max_sessions, max_requests;
+    uint32_t max_queued; /* requests that may wait for room; 0: what does not fit now is refused */
     uint32_t default_max_tokens;
-    uint64_t hang_timeout_us, recovery_timeout_us;
+    uint32_t exact_tokens; /* of sessions that name none */
+    uint64_t hang_timeout_us, recovery_timeout_us, queue_timeout_us;
 };
 
 struct server;

@@ -173,24 +173,64 @@ uint64_t sessions_stores(const struct session *session)
     return stores;
 }
 
+/* The header of the number-th block; NULL: not confirmed, or not the session's as far as can be seen. */
+static const struct block_header *header_of(const struct session *session, const struct descriptors *descriptors,
+                                            uint32_t number)
+{
+    const struct session_block *block = &session->blocks[number];
+    const struct segment_view *view = block->confirmed ? descriptors_view(descriptors, block->store) : NULL;
+    if (!view || block->handle.index >= view->header.n_blocks)
+        return NULL;
+    const struct block_header *header = descriptors_block(view, block->handle.index);
+    return header->session == session->id && header->handle.generation == block->handle.generation ? header : NULL;
+}
+
 uint64_t sessions_n_tokens(const struct session *session, const struct descriptors *descriptors)
 {
     uint64_t n_tokens = 0;
-    for (uint32_t i = 0; i < session->n_blocks && session->blocks[i].confirmed; i++) {
-        const struct session_block *block = &session->blocks[i];
-        const struct segment_view *view = descriptors_view(descriptors, block->store);
-        if (!view || block->handle.index >= view->header.n_blocks)
-            break;
-        const struct block_header *header = descriptors_block(view, block->handle.index);
-        uint32_t n_ids = atomic_load_explicit(&header->n_ids, memory_order_acquire);
-        if (header->session != session->id || header->handle.generation != block->handle.generation ||
-            n_ids > LAYOUT_BLOCK_TOKENS)
+    for (uint32_t i = 0; i < session->n_blocks; i++) {
+        const struct block_header *header = header_of(session, descriptors, i);
+        uint32_t n_ids = header ? atomic_load_explicit(&header->n_ids, memory_order_acquire) : 0;
+        if (n_ids > LAYOUT_BLOCK_TOKENS)
             break;
         n_tokens += n_ids;
         if (n_ids < LAYOUT_BLOCK_TOKENS)
             break;
     }
     return n_tokens;
+}
+
+uint32_t sessions_n_sealed(const struct session *session, const struct descriptors *descriptors)
+{
+    uint32_t number = 0;
+    for (; number < session->n_blocks; number++) {
+        const struct block_header *header = header_of(session, descriptors, number);
+        if (!header || atomic_load_explicit(&header->state, memory_order_acquire) != BLOCK_SEALED)
+            break;
+    }
+    return number;
+}
+
+bool sessions_same_ids(const struct session *a, const struct session *b, const struct descriptors *descriptors,
+                       uint32_t n_blocks)
+{
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        const struct block_header *left = i < a->n_blocks ? header_of(a, descriptors, i) : NULL;
+        const struct block_header *right = i < b->n_blocks ? header_of(b, descriptors, i) : NULL;
+        if (!left || !right || memcmp(left->ids, right->ids, sizeof(left->ids)) != 0)
+            return false;
+    }
+    return true;
+}
+
+uint32_t sessions_bound_to(const struct sessions *sessions, uint64_t worker)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < sessions->n_entries; i++) {
+        const struct session *session = sessions->entries[i];
+        n += session->worker == worker && session->state != SESSION_CLOSING && session->state != SESSION_CLOSED;
+    }
+    return n;
 }
 
 bool sessions_model(const struct sessions *sessions, uint64_t ret_model[2])

@@ -61,7 +61,7 @@ struct session {
     bool close_wanted;     /* close it as soon as nothing works on it */
     const char *close_why; /* for the log; static text */
     void *request;         /* that works on it; of the server */
-    uint64_t worker;       /* incarnation that ran it last: has its device memory */
+    uint64_t worker;       /* incarnation it is bound to: has, or will have, its device memory; 0: none yet */
     uint64_t active_us;    /* last request */
     uint64_t freed_bytes;  /* while closing */
     uint64_t records;      /* bit per store in which the record was found */
@@ -100,6 +100,15 @@ uint64_t sessions_stores(const struct session *session);
 
 /* Tokens in the journal, from the mapped headers; blocks of an unknown store end the count. */
 uint64_t sessions_n_tokens(const struct session *session, const struct descriptors *descriptors);
+
+/* Blocks from the start that are sealed, from the mapped headers. */
+uint32_t sessions_n_sealed(const struct session *session, const struct descriptors *descriptors);
+/* Are the ids of their first n_blocks sealed blocks equal? */
+bool sessions_same_ids(const struct session *a, const struct session *b, const struct descriptors *descriptors,
+                       uint32_t n_blocks);
+
+/* Sessions that are bound to that worker and not closing. */
+uint32_t sessions_bound_to(const struct sessions *sessions, uint64_t worker);
 
 /* The model of sessions that live (not closing): false when there is none. */
 bool sessions_model(const struct sessions *sessions, uint64_t ret_model[2]);

@@ -5,8 +5,10 @@
  * control.c  messages to peers                   stores.c   segments: format, adopt, ready, up, down
  * orders.c   session records and blocks: orders  workers.c  work socket, replies of workers
  * rpc.c      client socket, replies to clients   flow*.c    the way of a request
- * stats.c    Health and Stats                    data.c     descriptors
- * validate.c what a client may ask
+ * stats.c    Health, Stats, sessions             data.c     descriptors
+ * validate.c what a client may ask               queue.c    room for a request, and the line for it
+ * fork.c     copies of sessions                  rings.c    pairs that do without the coordinator
+ * operate.c  Drain, SetTransport, SetPolicy, DescribeSession
  *
  * Invariant  everything here belongs to the server's thread. `dirty` is set by whatever may let a waiting request or a
  *            closing session go on; the loop then runs flow_advance() and orders_settle() until nothing moves.
@@ -38,6 +40,7 @@
 #define RETRY_US          5000u /* between tries to send what could not be sent */
 #define MAX_DEATHS        3u    /* dispatches of one request that may end by a worker's death without progress */
 #define RESERVE_MAX       1024u /* blocks in one Reserve */
+#define COPY_MAX          256u  /* blocks in one Copy */
 
 struct packet { /* to a peer, not sent yet */
     struct packet *next;
@@ -66,7 +69,7 @@ struct store {                   /* by number; what outlives its process */
     char trouble[256];           /* why it does not serve */
 };
 
-enum order_kind { ORDER_OPEN, ORDER_RESERVE, ORDER_RELEASE };
+enum order_kind { ORDER_OPEN, ORDER_RESERVE, ORDER_COPY, ORDER_RELEASE };
 
 struct order { /* of the session table to a store, until it says Done */
     struct order *next;
@@ -76,10 +79,13 @@ struct order { /* of the session table to a store, until it says Done */
     bool sent;
     uint64_t session;
     uint32_t from_number; /* release */
-    uint32_t n;           /* reserve: numbers; release: blocks that are free afterwards */
+    uint64_t from;        /* copy: session */
+    uint32_t n;           /* reserve: numbers; copy: numbers and blocks; release: blocks that are free afterwards */
     uint32_t *numbers;
-    struct placed_block *blocks;
+    struct placed_block *blocks; /* copy: the source's */
 };
+
+struct ring; /* of rings.c */
 
 struct work_packet { /* to a worker that cannot be reached right now */
     struct work_packet *next;
@@ -124,7 +130,12 @@ struct server {
     struct store stores[SERVER_MAX_STORES];
     struct model model;
     struct order *first_order, *last_order;
-    uint64_t next_sequence, next_work;
+    struct ring *first_ring;
+    enum server_transport transport;  /* now */
+    char policy[LAYOUT_POLICY_BYTES]; /* of sessions that name none, now */
+    uint64_t next_sequence, next_work, next_ticket;
+    uint64_t n_ended; /* requests that a Drain waits for */
+    bool draining;
     struct work_packet *first_work, *last_work;
     uint32_t n_work_packets;
     uint64_t n_work_bytes;
@@ -179,10 +190,18 @@ void stores_died(struct server *server, struct process *process);
 void stores_tell_worker(struct server *server, struct process *worker); /* StoreUp of all that serve */
 void stores_reformat(struct server *server); /* the model has another shape and no session is left */
 
+/* Is there a session (not closing) in a segment whose rows have another shape? */
+bool stores_sessions_of_other_shape(const struct server *server, const struct row_shape *shape);
+
 /* ---- orders.c ---- */
 int orders_open(struct server *server, struct session *session);
 int orders_reserve(struct server *server, struct session *session, uint32_t from_number);
+/* Blocks [0, n_blocks) of `from`, which are sealed, into those of the session with the same numbers. Given right after the
+ * session's record and reservation: what comes later - a release of `from` too - is done later by every store. */
+int orders_copy(struct server *server, struct session *session, const struct session *from, uint32_t n_blocks);
 int orders_release(struct server *server, struct session *session, uint32_t from_number);
+/* A session without tokens gets its record anew, with the terms that it has now; its blocks are freed. */
+int orders_open_again(struct server *server, struct session *session);
 /* blocks were cut off the session already; they are free once their stores say so */
 int orders_release_cut(struct server *server, struct session *session, uint32_t from_number,
                        const struct placed_block *cut, uint32_t n_cut);
@@ -203,7 +222,13 @@ void workers_exchange_ready(struct server *server, struct process *store,
                             const Hcattn__Control__ExchangeReady *message);
 void workers_hung_up(struct server *server, struct process *process);
 void workers_died(struct server *server, struct process *process);
-struct process *workers_pick(const struct server *server, uint64_t preferred); /* NULL: none is ready */
+struct process *workers_pick(const struct server *server); /* the least busy one; NULL: none is ready */
+/* The worker that the session is bound to, unless that is dead or about to be (NULL). It may not be ready. */
+struct process *workers_holding(const struct server *server, const struct session *session);
+/* The same, or, where there is none, the ready worker with the fewest sessions, which holds it from now on. NULL: wait. */
+struct process *workers_bind(struct server *server, struct session *session);
+/* What a worker counted for a session. The reply comes with request->work. */
+void workers_count(struct server *server, struct process *worker, struct request *request);
 void workers_send(struct server *server, struct process *worker, const Hcattn__Work__WorkRequest *message);
 void workers_forget(struct server *server, uint64_t session);
 void workers_stop(struct server *server, struct request *request);
@@ -211,9 +236,21 @@ void workers_receive(struct server *server);
 void workers_retry(struct server *server);
 void workers_drop_packets(struct server *server, uint64_t route); /* 0: all */
 
+/* ---- rings.c ---- */
+void rings_pair(struct server *server, const struct process *worker, const struct process *store); /* exchange ready */
+void rings_drop(struct server *server, uint64_t worker, uint32_t store);                           /* one is gone */
+/* An answer of a store or a worker. False: not to anything here. */
+bool rings_done(struct server *server, const struct process *process, const Hcattn__Control__Done *message);
+void rings_follow(struct server *server); /* the transport was set: all pairs go there, also those that failed before */
+/* Has every pair arrived? Otherwise names one that has not. */
+bool rings_settled(const struct server *server, char *sentence, size_t sentence_size);
+bool rings_failed(const struct server *server, char *sentence, size_t sentence_size); /* one that refused, in words */
+void rings_free_all(struct server *server);
+
 /* ---- rpc.c ---- */
 struct numbers { /* of an Error */
     uint64_t n_prompt_tokens, n_tokens, max_tokens, n_ctx, bytes_asked, bytes_free;
+    uint32_t n_queued, max_queued;
 };
 void rpc_receive(struct server *server);
 /* Sends a reply of a request; one that cannot be delivered ends it. */
@@ -229,33 +266,65 @@ Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Re
                                    char sentence[SERVER_ERROR_BYTES]);
 bool validate_input_empty(const Hcattn__Input *input);
 
-/* ---- flow.c ---- */
+/* ---- flow.c, flow_open.c, flow_reply.c ---- */
 void flow_advance(struct server *server); /* every request that can go on */
 /* What a worker says about a request that is with it. */
 void flow_work_reply(struct server *server, struct request *request, Hcattn__Work__WorkReply *reply);
 void flow_prepared(struct server *server, struct request *request, const uint32_t *ids, size_t n_ids);
 void flow_stopped(struct server *server, struct request *request); /* the worker's final reply to a Stop */
+void flow_at_worker(struct server *server, struct request *request, const struct process *worker,
+                    Hcattn__Work__WorkRequest *message); /* `message` gets an id, under which the worker answers */
 void flow_run(struct server *server, struct request *request, struct process *worker);
 void flow_prepare(struct server *server, struct request *request, struct process *worker);
 const Hcattn__Input *flow_input(const struct request *request); /* or NULL */
 void flow_fail(struct server *server, struct request *request, Hcattn__ErrorCode code, const struct numbers *numbers,
                const char *format, ...) __attribute__((format(printf, 5, 6)));
+void flow_answer(struct server *server, struct request *request, Hcattn__Reply *reply); /* its last reply */
 void flow_finish(struct server *server, struct request *request);  /* its last reply is on its way */
 void flow_cancel(struct server *server, struct request *request);  /* by its client */
 void flow_abandon(struct server *server, struct request *request); /* its client is gone or does not read */
 void flow_again(struct server *server, struct request *request, uint32_t resume_from); /* the client sent it again */
 void flow_session_lost(struct server *server, struct request *request, const char *sentence);
 void flow_redispatch(struct server *server, struct request *request, bool died);
+void flow_worker_hung_up(struct server *server, uint64_t worker); /* what touches no blocks goes elsewhere at once */
 void flow_worker_lost(struct server *server, uint64_t worker, bool died); /* its requests go to another one */
 void flow_accepted(struct server *server, struct request *request);
+/* There is no such session. True: it may be in a store that has not registered yet. Otherwise the request has failed. */
+bool flow_waits_for_table(struct server *server, struct request *request, uint64_t session);
+/* Another request works on the session: fails, unless that one is about to end. */
+void flow_occupied(struct server *server, struct request *request, const struct session *session);
+void flow_enter_open(struct server *server, struct request *request);
+void flow_reserving_open(struct server *server, struct request *request);
+void flow_enter_close(struct server *server, struct request *request);
 void flow_closed(struct server *server, const struct session *session);
 void flow_tick(struct server *server);
 void flow_end_all(struct server *server);
 
+/* ---- queue.c ---- */
+/* Blocks for all that the request may need. True: they are there. Otherwise they were ordered from the stores, or the request
+ * waits in line for them, or has failed. */
+bool queue_reserve(struct server *server, struct request *request);
+void queue_advance(struct server *server, struct request *request); /* that waits in line */
+void queue_tick(struct server *server, struct request *request);
+uint32_t queue_n_waiting(const struct server *server);
+
+/* ---- fork.c ---- */
+void fork_enter(struct server *server, struct request *request);
+void fork_reserving(struct server *server, struct request *request);
+
+/* ---- operate.c ---- */
+void operate_enter(struct server *server,
+                   struct request *request); /* SetPolicy, DescribeSession, Drain, SetTransport */
+void operate_reserving(struct server *server, struct request *request); /* SetPolicy, Drain, SetTransport */
+void operate_counted(struct server *server, struct request *request, Hcattn__SessionCounts *counts); /* or NULL */
+void operate_late(struct server *server, struct request *request); /* it has waited for as long as it may */
+
 /* ---- stats.c ---- */
 bool stats_ready(const struct server *server, char *sentence, size_t sentence_size); /* and what is missing */
-void stats_health(struct server *server, const struct client_route *client, uint64_t request_id);
+int stats_health(struct server *server, const struct client_route *client, uint64_t request_id); /* as rpc_send() */
 void stats_stats(struct server *server, const struct client_route *client, uint64_t request_id);
+void stats_list(struct server *server, const struct client_route *client, uint64_t request_id);
+void stats_session(const struct server *server, const struct session *session, Hcattn__SessionStats *ret_stats);
 
 /* ---- data.c ---- */
 void data_receive(struct server *server);

@@ -1,4 +1,4 @@
-/* stats.c - Health and Stats: answered at once, from what is known here. */
+/* stats.c - Health, Stats and lists of sessions: answered at once, from what is known here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +45,9 @@ bool stats_ready(const struct server *server, char *sentence, size_t sentence_si
         }
     }
     if (!worker_there)
-        append(sentence, sentence_size, "no gpu-worker is there");
+        append(sentence, sentence_size,
+               server->options.n_workers > 1 ? "no gpu-worker is there; one of them is enough"
+                                             : "no gpu-worker is there");
     else if (!worker_ready && sentence[0] == 0)
         append(sentence, sentence_size, "the gpu-worker is not connected to all stores yet");
     if (server->stopping)
@@ -56,7 +58,7 @@ bool stats_ready(const struct server *server, char *sentence, size_t sentence_si
     return ready;
 }
 
-void stats_health(struct server *server, const struct client_route *client, uint64_t request_id)
+int stats_health(struct server *server, const struct client_route *client, uint64_t request_id)
 {
     char sentence[1024];
     Hcattn__HealthReply health = HCATTN__HEALTH_REPLY__INIT;
@@ -74,8 +76,9 @@ void stats_health(struct server *server, const struct client_route *client, uint
     reply.request_id = request_id;
     reply.reply_case = HCATTN__REPLY__REPLY_HEALTH;
     reply.health = &health;
-    (void)rpc_send(server, client, &reply);
+    int result = rpc_send(server, client, &reply);
     free(running);
+    return result;
 }
 
 static void describe_process(const struct server *server, const struct process *process, Hcattn__ProcessStats *stats,
@@ -101,6 +104,11 @@ static void describe_process(const struct server *server, const struct process *
     stats->n_tokens = process->n_tokens;
     stats->weight_bytes = process->weight_bytes;
     stats->incarnation = process->incarnation;
+    if (process->role != PROCESS_WORKER)
+        return;
+    stats->device_budget_bytes = process->device_budget_bytes;
+    stats->device_bytes = process->device_bytes;
+    stats->n_sessions = sessions_bound_to(server->sessions, process->incarnation);
 }
 
 static void describe_self(const struct server *server, Hcattn__ProcessStats *stats, char *achieved, size_t size)
@@ -120,8 +128,9 @@ static void describe_self(const struct server *server, Hcattn__ProcessStats *sta
     stats->incarnation = server->options.incarnation;
 }
 
-static void describe_session(const struct server *server, const struct session *session, Hcattn__SessionStats *stats)
+void stats_session(const struct server *server, const struct session *session, Hcattn__SessionStats *stats)
 {
+    const struct process *worker = workers_holding(server, session);
     hcattn__session_stats__init(stats);
     stats->session = session->id;
     stats->state = (char *)(uintptr_t)sessions_state_name(session->state);
@@ -131,6 +140,9 @@ static void describe_session(const struct server *server, const struct session *
     for (uint32_t i = 0; i < session->n_blocks; i++)
         stats->bytes += placement_block_bytes(server->placement, session->blocks[i].store);
     stats->lane_store = (ProtobufCBinaryData){LAYOUT_N_LANES, (uint8_t *)(uintptr_t)session->terms.lane_store};
+    stats->exact_tokens = session->terms.exact_tokens;
+    stats->held = worker != NULL;
+    stats->worker = worker ? worker->index : 0;
 }
 
 struct tables {
@@ -151,13 +163,28 @@ static void fill(const struct server *server, struct tables *tables, Hcattn__Sta
         }
     cursor = 0;
     for (const struct session *session; (session = sessions_next(server->sessions, &cursor));)
-        describe_session(server, session, &tables->sessions[stats->n_sessions++]);
+        stats_session(server, session, &tables->sessions[stats->n_sessions++]);
     for (size_t i = 0; i < stats->n_processes; i++)
         tables->process_pointers[i] = &tables->processes[i];
     for (size_t i = 0; i < stats->n_sessions; i++)
         tables->session_pointers[i] = &tables->sessions[i];
     stats->processes = tables->process_pointers;
     stats->sessions = tables->session_pointers;
+}
+
+static const char *row_codec_name(const struct server *server)
+{
+    if (!server->model.known)
+        return "";
+    return server->model.shape.codec == ROW_CODEC_Q8_0 ? "q8_0" : "f16";
+}
+
+static uint32_t n_running(const struct server *server)
+{
+    uint32_t n = 0, cursor = 0;
+    for (const struct request *request; (request = requests_next(server->requests, &cursor));)
+        n += requests_is_work(request->kind) && request->session != NULL && request->state != REQUEST_WAITING;
+    return n;
 }
 
 void stats_stats(struct server *server, const struct client_route *client, uint64_t request_id)
@@ -174,13 +201,19 @@ void stats_stats(struct server *server, const struct client_route *client, uint6
         .session_pointers = calloc(n_sessions, sizeof(*tables.session_pointers)),
     };
     Hcattn__StatsReply stats = HCATTN__STATS_REPLY__INIT;
-    char achieved[512];
+    char achieved[768];
     stats.version = HCATTN_VERSION;
     stats.model = (char *)(uintptr_t)server->model.name;
     stats.n_ctx = server->model.n_ctx;
     stats.default_max_tokens = server->options.default_max_tokens;
-    stats.transport = (char *)(uintptr_t)server->options.transport;
-    stats.policy = (char *)(uintptr_t)server->options.policy;
+    stats.transport = (char *)(uintptr_t)server_transport_names[server->transport];
+    stats.policy = server->policy;
+    stats.exact_tokens = server->options.exact_tokens;
+    stats.n_running = n_running(server);
+    stats.n_queued = queue_n_waiting(server);
+    stats.max_queued = server->options.max_queued;
+    stats.draining = server->draining;
+    stats.row_codec = (char *)(uintptr_t)row_codec_name(server);
     stats.device_bytes_per_token = server->model.device_bytes_per_token;
     stats.store_bytes_per_token =
         server->model.known ? layout_block_bytes(&server->model.shape) / LAYOUT_BLOCK_TOKENS : 0;
@@ -202,4 +235,29 @@ void stats_stats(struct server *server, const struct client_route *client, uint6
     free(tables.states);
     free(tables.sessions);
     free(tables.session_pointers);
+}
+
+void stats_list(struct server *server, const struct client_route *client, uint64_t request_id)
+{
+    size_t n_sessions = sessions_count(server->sessions) + 1u;
+    Hcattn__SessionStats *sessions = calloc(n_sessions, sizeof(*sessions));
+    Hcattn__SessionStats **pointers = calloc(n_sessions, sizeof(*pointers));
+    Hcattn__SessionList list = HCATTN__SESSION_LIST__INIT;
+    uint32_t cursor = 0;
+    if (sessions && pointers) {
+        for (const struct session *session; (session = sessions_next(server->sessions, &cursor));) {
+            pointers[list.n_sessions] = &sessions[list.n_sessions];
+            stats_session(server, session, &sessions[list.n_sessions++]);
+        }
+        list.sessions = pointers;
+        Hcattn__Reply reply = HCATTN__REPLY__INIT;
+        reply.request_id = request_id;
+        reply.reply_case = HCATTN__REPLY__REPLY_SESSION_LIST;
+        reply.session_list = &list;
+        (void)rpc_send(server, client, &reply);
+    } else {
+        rpc_answer_error(server, client, request_id, HCATTN__ERROR_CODE__INTERNAL, "out of memory");
+    }
+    free(sessions);
+    free(pointers);
 }

@@ -105,18 +105,20 @@ static void judge_sessions(struct server *server)
         LOG_ERROR("out of memory while sessions were read from the stores");
 }
 
-/* Sessions of another model than the workers': rows cannot be used by them, so the workers have to leave. */
+/* Sessions of another model, or with rows of another shape, than the workers': they cannot use these rows and have to leave. */
 static void check_model(struct server *server)
 {
     uint64_t model[2];
     if (!server->model.known || !sessions_model(server->sessions, model) ||
-        memcmp(model, server->model.hash, sizeof(model)) == 0)
+        (memcmp(model, server->model.hash, sizeof(model)) == 0 &&
+         !stores_sessions_of_other_shape(server, &server->model.shape)))
         return;
     uint32_t cursor = 0;
     for (struct process *worker; (worker = registry_next(server->registry, &cursor));) {
         struct peer *peer = worker->role == PROCESS_WORKER ? peers_of(worker) : NULL;
         char sentence[REGISTRY_ERROR_BYTES];
-        snprintf(sentence, sizeof(sentence), "model %s: the value-stores hold sessions of another model",
+        snprintf(sentence, sizeof(sentence),
+                 "model %s: the value-stores hold sessions of another model, or with rows of another shape or codec",
                  worker->model_name);
         if (!peer)
             continue;
@@ -124,6 +126,26 @@ static void check_model(struct server *server)
         control_refused(server, peer, sentence);
     }
     server->model.known = false;
+}
+
+static bool holds_sessions(const struct server *server, uint32_t store)
+{
+    uint32_t cursor = 0;
+    for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
+        if (session->state != SESSION_CLOSING && session->state != SESSION_CLOSED &&
+            sessions_stores(session) >> store & 1u)
+            return true;
+    return false;
+}
+
+bool stores_sessions_of_other_shape(const struct server *server, const struct row_shape *shape)
+{
+    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+        const struct segment_view *view = descriptors_view(server->descriptors, i);
+        if (view && memcmp(&view->header.shape, shape, sizeof(*shape)) != 0 && holds_sessions(server, i))
+            return true;
+    }
+    return false;
 }
 
 static bool in_use(const struct server *server, uint32_t store)
@@ -166,7 +188,8 @@ static void serve(struct server *server, struct process *process)
     struct store *store = &server->stores[number];
     const struct segment_view *view = descriptors_view(server->descriptors, number);
     store->trouble[0] = 0;
-    if (server->model.known && memcmp(&view->header.shape, &server->model.shape, sizeof(struct row_shape)) != 0) {
+    if (server->model.known && memcmp(&view->header.shape, &server->model.shape, sizeof(struct row_shape)) != 0 &&
+        !holds_sessions(server, number)) {
         give_up_segment(server, number, "its rows have another shape than the model");
         order_format(server, process);
         return;
@@ -347,6 +370,7 @@ static void down(struct server *server, uint32_t number)
         if (worker->role != PROCESS_WORKER)
             continue;
         worker->pairs &= ~(UINT64_C(1) << number);
+        rings_drop(server, worker->incarnation, number);
         if (store->route != 0 && peers_of(worker))
             control_store_down(server, peers_of(worker), number, store->incarnation);
     }

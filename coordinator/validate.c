@@ -6,6 +6,7 @@
 
 #include "common/utf8.h"
 #include "coordinator/state.h"
+#include "proto/policy.h"
 
 #define MAX_TOP_LOGPROBS 20u
 #define MAX_STOP         16u
@@ -13,7 +14,6 @@
 #define MAX_BIAS         1024u
 #define MAX_WINDOW       4096u /* of penalties: their time grows with its square, and all streams wait for it */
 #define MAX_MESSAGES     4096u
-#define MAX_EXACT_TOKENS (1u << 20)
 
 /*
  * Bytes of text or number of ids in one input. A worker makes ids of text between two steps: an input without a bound would
@@ -156,14 +156,22 @@ static Hcattn__ErrorCode check_generate(const struct server *server, const Hcatt
     return code != HCATTN__ERROR_CODE__OK ? code : check_input(server, generate->input, sentence);
 }
 
+static Hcattn__ErrorCode check_policy(const char *policy, char *sentence)
+{
+    struct policy_terms terms;
+    if (strlen(policy) >= LAYOUT_POLICY_BYTES)
+        return refuse(sentence, HCATTN__ERROR_CODE__NOT_SUPPORTED,
+                      "policy \"%.32s...\": a name of %zu bytes; at most %u", policy, strlen(policy),
+                      LAYOUT_POLICY_BYTES - 1);
+    return policy_parse(policy, &terms, sentence, SERVER_ERROR_BYTES) == 0 ? HCATTN__ERROR_CODE__OK
+                                                                           : HCATTN__ERROR_CODE__NOT_SUPPORTED;
+}
+
 static Hcattn__ErrorCode check_open(const Hcattn__OpenSession *open, char *sentence)
 {
-    if (open->policy[0] && strcmp(open->policy, "full") != 0)
-        return refuse(sentence, HCATTN__ERROR_CODE__NOT_SUPPORTED, "policy \"%.64s\" is not known; there is: full",
-                      open->policy);
-    if (open->exact_tokens > MAX_EXACT_TOKENS)
-        return INVALID("exact_tokens %u; at most %u", open->exact_tokens, MAX_EXACT_TOKENS);
-    return HCATTN__ERROR_CODE__OK;
+    if (open->exact && open->exact->n_tokens > SERVER_MAX_EXACT_TOKENS)
+        return INVALID("%u exact tokens; at most %u", open->exact->n_tokens, SERVER_MAX_EXACT_TOKENS);
+    return open->policy[0] ? check_policy(open->policy, sentence) : HCATTN__ERROR_CODE__OK;
 }
 
 static Hcattn__ErrorCode need_session(uint64_t session, char *sentence)
@@ -202,6 +210,20 @@ Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Re
             return INVALID("top_logprobs %u; at most %u", request->score->top_logprobs, MAX_TOP_LOGPROBS);
         return first_error(need_session(request->score->session, sentence),
                            need_input(server, request->score->input, sentence));
+    case HCATTN__REQUEST__REQUEST_FORK:
+        if (request->fork->new_session != 0 && request->fork->new_session == request->fork->session)
+            return INVALID("session %016llx cannot be a copy of itself", (unsigned long long)request->fork->session);
+        return need_session(request->fork->session, sentence);
+    case HCATTN__REQUEST__REQUEST_SET_POLICY:
+        return check_policy(request->set_policy->policy, sentence);
+    case HCATTN__REQUEST__REQUEST_DESCRIBE_SESSION:
+        return need_session(request->describe_session->session, sentence);
+    case HCATTN__REQUEST__REQUEST_SET_TRANSPORT:
+        if (strcmp(request->set_transport->transport, server_transport_names[SERVER_RING]) != 0 &&
+            strcmp(request->set_transport->transport, server_transport_names[SERVER_ROUTED]) != 0)
+            return INVALID("transport \"%.32s\" is none that can be set; there is: ring, routed",
+                           request->set_transport->transport);
+        return HCATTN__ERROR_CODE__OK;
     case HCATTN__REQUEST__REQUEST_TOKENIZE:
         if (!request->tokenize->input || request->tokenize->input->input_case == HCATTN__INPUT__INPUT__NOT_SET)
             return INVALID("there is no input to tokenize");

@@ -12,13 +12,15 @@
 
 /* ---- registration ---- */
 
+static bool same_model(const struct process *a, const uint64_t hash[2], const struct row_shape *shape)
+{
+    return memcmp(a->model, hash, sizeof(a->model)) == 0 && memcmp(&a->shape, shape, sizeof(a->shape)) == 0;
+}
+
 bool workers_accept_model(struct server *server, const struct process *given, char error[REGISTRY_ERROR_BYTES])
 {
-    struct model *model = &server->model;
-    uint64_t sessions_model_hash[2];
-    bool same = model->known && memcmp(model->hash, given->model, sizeof(model->hash)) == 0;
-    if (sessions_model(server->sessions, sessions_model_hash) &&
-        memcmp(sessions_model_hash, given->model, sizeof(sessions_model_hash)) != 0) {
+    uint64_t hash[2];
+    if (sessions_model(server->sessions, hash) && memcmp(hash, given->model, sizeof(hash)) != 0) {
         snprintf(
             error, REGISTRY_ERROR_BYTES,
             "gpu-worker %u has model %.100s, but %u sessions of another model live in the value-stores: close them "
@@ -26,19 +28,29 @@ bool workers_accept_model(struct server *server, const struct process *given, ch
             given->index, given->model_name, sessions_count(server->sessions));
         return false;
     }
-    if (same && memcmp(&model->shape, &given->shape, sizeof(model->shape)) != 0) {
-        snprintf(error, REGISTRY_ERROR_BYTES, "gpu-worker %u has model %.100s with rows of another shape than it has",
-                 given->index, given->model_name);
+    if (stores_sessions_of_other_shape(server, &given->shape)) {
+        snprintf(
+            error, REGISTRY_ERROR_BYTES,
+            "gpu-worker %u has model %.100s with rows of another shape or codec than those of the %u sessions that "
+            "live in the value-stores: close them first",
+            given->index, given->model_name, sessions_count(server->sessions));
         return false;
     }
     uint32_t cursor = 0;
-    for (struct process *other; (other = registry_next(server->registry, &cursor));)
-        if (other->role == PROCESS_WORKER && other->index != given->index && other->state != PROCESS_DEAD && !same) {
+    for (struct process *other; (other = registry_next(server->registry, &cursor));) {
+        if (other->role != PROCESS_WORKER || other->index == given->index || other->state == PROCESS_DEAD ||
+            same_model(other, given->model, &given->shape))
+            continue;
+        if (memcmp(other->model, given->model, sizeof(other->model)) == 0)
+            snprintf(error, REGISTRY_ERROR_BYTES,
+                     "gpu-worker %u has model %.100s with rows of another shape or codec than gpu-worker %u has",
+                     given->index, given->model_name, other->index);
+        else
             snprintf(error, REGISTRY_ERROR_BYTES,
                      "gpu-worker %u has model %.100s, but gpu-worker %u serves %.100s: one model at a time",
                      given->index, given->model_name, other->index, other->model_name);
-            return false;
-        }
+        return false;
+    }
     return true;
 }
 
@@ -70,6 +82,14 @@ void workers_registered(struct server *server, struct process *process)
 
 /* ---- exchanges ---- */
 
+static uint32_t n_ready(const struct server *server)
+{
+    uint32_t n = 0, cursor = 0;
+    for (const struct process *worker; (worker = registry_next(server->registry, &cursor));)
+        n += worker->role == PROCESS_WORKER && worker->state == PROCESS_READY;
+    return n;
+}
+
 void workers_exchange(struct server *server, struct process *worker, const Hcattn__Control__Exchange *message, int fd)
 {
     struct process *store = stores_ready(server, message->store);
@@ -98,10 +118,11 @@ void workers_exchange_ready(struct server *server, struct process *store, const 
     if (message->status != 0)
         return;
     worker->pairs |= UINT64_C(1) << store->index;
+    rings_pair(server, worker, store);
     if (worker->state == PROCESS_STARTING && worker->pairs == stores_expected_mask(server)) {
         (void)registry_move(worker, PROCESS_READY, server->now_us);
-        LOG_INFO("gpu-worker %u is ready: model %s, %u stores", worker->index, worker->model_name,
-                 server->options.n_stores);
+        LOG_INFO("gpu-worker %u is ready (%u of %u): model %s, %u stores", worker->index, n_ready(server),
+                 server->options.n_workers, worker->model_name, server->options.n_stores);
     }
     server->dirty = true;
 }
@@ -113,6 +134,9 @@ void workers_hung_up(struct server *server, struct process *process)
     router_remove(server->router, process->data_route);
     workers_drop_packets(server, process->work_route);
     process->pairs = 0;
+    for (uint32_t i = 0; i < server->options.n_stores; i++)
+        rings_drop(server, process->incarnation, i);
+    flow_worker_hung_up(server, process->incarnation);
 }
 
 void workers_died(struct server *server, struct process *process)
@@ -128,23 +152,50 @@ void workers_died(struct server *server, struct process *process)
 
 /* ---- work ---- */
 
-struct process *workers_pick(const struct server *server, uint64_t preferred)
+static bool serves(const struct process *worker)
+{
+    return worker->role == PROCESS_WORKER && worker->state == PROCESS_READY && peers_of(worker) &&
+           !peers_of(worker)->gone;
+}
+
+struct process *workers_pick(const struct server *server)
 {
     struct process *best = NULL;
     uint32_t best_load = 0, cursor = 0;
     for (struct process *worker; (worker = registry_next(server->registry, &cursor));) {
-        if (worker->role != PROCESS_WORKER || worker->state != PROCESS_READY || !peers_of(worker) ||
-            peers_of(worker)->gone)
+        uint32_t load = serves(worker) ? requests_count_at(server->requests, worker->incarnation) : 0;
+        if (!serves(worker) || (best && load >= best_load))
             continue;
-        uint32_t load = requests_count_at(server->requests, worker->incarnation);
-        if (worker->incarnation == preferred)
-            return worker; /* the session's device memory is there */
-        if (!best || load < best_load) {
-            best = worker;
-            best_load = load;
-        }
+        best = worker;
+        best_load = load;
     }
     return best;
+}
+
+struct process *workers_holding(const struct server *server, const struct session *session)
+{
+    struct process *worker =
+        session->worker ? registry_find_incarnation(server->registry, PROCESS_WORKER, session->worker) : NULL;
+    return worker && !worker->replaced && worker->state != PROCESS_DEAD && worker->state != PROCESS_FENCING ? worker
+                                                                                                            : NULL;
+}
+
+struct process *workers_bind(struct server *server, struct session *session)
+{
+    struct process *worker = workers_holding(server, session);
+    if (worker)
+        return serves(worker) ? worker : NULL; /* it comes back, or its death is what is awaited */
+    uint32_t best_load = 0, cursor = 0;
+    for (struct process *other; (other = registry_next(server->registry, &cursor));) {
+        uint32_t load = serves(other) ? sessions_bound_to(server->sessions, other->incarnation) : 0;
+        if (!serves(other) || (worker && (load > best_load || (load == best_load && other->index > worker->index))))
+            continue;
+        worker = other;
+        best_load = load;
+    }
+    if (worker)
+        session->worker = worker->incarnation;
+    return worker;
 }
 
 static int send_bytes(struct server *server, uint64_t route, const void *bytes, size_t n_bytes)
@@ -256,6 +307,17 @@ void workers_forget(struct server *server, uint64_t session)
         message.forget = &forget;
         workers_send(server, worker, &message);
     }
+}
+
+void workers_count(struct server *server, struct process *worker, struct request *request)
+{
+    Hcattn__Work__Count count = HCATTN__WORK__COUNT__INIT;
+    count.session = request->session_id;
+    Hcattn__Work__WorkRequest message = HCATTN__WORK__WORK_REQUEST__INIT;
+    flow_at_worker(server, request, worker, &message);
+    message.request_case = HCATTN__WORK__WORK_REQUEST__REQUEST_COUNT;
+    message.count = &count;
+    workers_send(server, worker, &message);
 }
 
 void workers_stop(struct server *server, struct request *request)

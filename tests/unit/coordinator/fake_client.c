@@ -48,6 +48,13 @@ void fake_client_send(struct fakes *fakes, Hcattn__Request *request)
     (void)result;
 }
 
+uint64_t fake_client_ask(struct fakes *fakes, Hcattn__Request *request)
+{
+    request->request_id = ++fakes->next_id;
+    fake_client_send(fakes, request);
+    return request->request_id;
+}
+
 static Hcattn__Reply *next_of(struct fake_client *client, uint64_t request)
 {
     for (uint32_t i = 0; i < client->n_queue; i++)
@@ -97,17 +104,85 @@ void fake_client_expect_error(struct fakes *fakes, uint64_t request, Hcattn__Err
     hcattn__reply__free_unpacked(reply, NULL);
 }
 
-uint64_t fake_client_ask_open(struct fakes *fakes, uint64_t session, const char *policy)
+uint64_t fake_client_ask_exact(struct fakes *fakes, uint64_t session, const char *policy, int64_t n_exact)
 {
     Hcattn__OpenSession open = HCATTN__OPEN_SESSION__INIT;
+    Hcattn__ExactTokens exact = HCATTN__EXACT_TOKENS__INIT;
     Hcattn__Request request = HCATTN__REQUEST__INIT;
     open.session = session;
     open.policy = (char *)(uintptr_t)policy;
-    request.request_id = ++fakes->next_id;
+    exact.n_tokens = (uint32_t)n_exact;
+    open.exact = n_exact >= 0 ? &exact : NULL;
     request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
     request.open_session = &open;
-    fake_client_send(fakes, &request);
-    return request.request_id;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_ask_open(struct fakes *fakes, uint64_t session, const char *policy)
+{
+    return fake_client_ask_exact(fakes, session, policy, -1);
+}
+
+uint64_t fake_client_fork(struct fakes *fakes, uint64_t session, uint64_t new_session, uint64_t n_tokens)
+{
+    Hcattn__Fork fork = HCATTN__FORK__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    fork.session = session;
+    fork.new_session = new_session;
+    fork.n_tokens = n_tokens;
+    request.request_case = HCATTN__REQUEST__REQUEST_FORK;
+    request.fork = &fork;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_set_policy(struct fakes *fakes, uint64_t session, const char *policy)
+{
+    Hcattn__SetPolicy message = HCATTN__SET_POLICY__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    message.session = session;
+    message.policy = (char *)(uintptr_t)policy;
+    request.request_case = HCATTN__REQUEST__REQUEST_SET_POLICY;
+    request.set_policy = &message;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_set_transport(struct fakes *fakes, const char *transport)
+{
+    Hcattn__SetTransport message = HCATTN__SET_TRANSPORT__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    message.transport = (char *)(uintptr_t)transport;
+    request.request_case = HCATTN__REQUEST__REQUEST_SET_TRANSPORT;
+    request.set_transport = &message;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_drain(struct fakes *fakes, bool resume)
+{
+    Hcattn__Drain message = HCATTN__DRAIN__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    message.resume = resume;
+    request.request_case = HCATTN__REQUEST__REQUEST_DRAIN;
+    request.drain = &message;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_describe(struct fakes *fakes, uint64_t session)
+{
+    Hcattn__DescribeSession message = HCATTN__DESCRIBE_SESSION__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    message.session = session;
+    request.request_case = HCATTN__REQUEST__REQUEST_DESCRIBE_SESSION;
+    request.describe_session = &message;
+    return fake_client_ask(fakes, &request);
+}
+
+Hcattn__Reply *fake_client_list(struct fakes *fakes)
+{
+    Hcattn__ListSessions message = HCATTN__LIST_SESSIONS__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    request.request_case = HCATTN__REQUEST__REQUEST_LIST_SESSIONS;
+    request.list_sessions = &message;
+    return fake_client_take(fakes, fake_client_ask(fakes, &request), HCATTN__REPLY__REPLY_SESSION_LIST);
 }
 
 uint64_t fake_client_open_session(struct fakes *fakes, uint64_t session, bool ephemeral)
@@ -116,11 +191,10 @@ uint64_t fake_client_open_session(struct fakes *fakes, uint64_t session, bool ep
     Hcattn__Request request = HCATTN__REQUEST__INIT;
     open.session = session;
     open.ephemeral = ephemeral;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
     request.open_session = &open;
-    fake_client_send(fakes, &request);
-    Hcattn__Reply *reply = fake_client_take(fakes, request.request_id, HCATTN__REPLY__REPLY_SESSION_OPENED);
+    Hcattn__Reply *reply =
+        fake_client_take(fakes, fake_client_ask(fakes, &request), HCATTN__REPLY__REPLY_SESSION_OPENED);
     session = reply->session_opened->session;
     hcattn__reply__free_unpacked(reply, NULL);
     return session;
@@ -131,11 +205,9 @@ uint64_t fake_client_close_session(struct fakes *fakes, uint64_t session)
     Hcattn__CloseSession message = HCATTN__CLOSE_SESSION__INIT;
     Hcattn__Request request = HCATTN__REQUEST__INIT;
     message.session = session;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_CLOSE_SESSION;
     request.close_session = &message;
-    fake_client_send(fakes, &request);
-    return request.request_id;
+    return fake_client_ask(fakes, &request);
 }
 
 static Hcattn__Input text_input(const char *text)
@@ -180,11 +252,9 @@ uint64_t fake_client_append(struct fakes *fakes, uint64_t session, const char *t
     Hcattn__Request request = HCATTN__REQUEST__INIT;
     append.session = session;
     append.input = &input;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_APPEND;
     request.append = &append;
-    fake_client_send(fakes, &request);
-    return request.request_id;
+    return fake_client_ask(fakes, &request);
 }
 
 uint64_t fake_client_score(struct fakes *fakes, uint64_t session, const char *text, uint64_t from)
@@ -195,11 +265,9 @@ uint64_t fake_client_score(struct fakes *fakes, uint64_t session, const char *te
     score.session = session;
     score.input = &input;
     score.from = from;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_SCORE;
     request.score = &score;
-    fake_client_send(fakes, &request);
-    return request.request_id;
+    return fake_client_ask(fakes, &request);
 }
 
 uint64_t fake_client_cancel(struct fakes *fakes, uint64_t id)
@@ -207,31 +275,25 @@ uint64_t fake_client_cancel(struct fakes *fakes, uint64_t id)
     Hcattn__Cancel cancel = HCATTN__CANCEL__INIT;
     Hcattn__Request request = HCATTN__REQUEST__INIT;
     cancel.request = id;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_CANCEL;
     request.cancel = &cancel;
-    fake_client_send(fakes, &request);
-    return request.request_id;
+    return fake_client_ask(fakes, &request);
 }
 
 Hcattn__Reply *fake_client_health(struct fakes *fakes)
 {
     Hcattn__Health health = HCATTN__HEALTH__INIT;
     Hcattn__Request request = HCATTN__REQUEST__INIT;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_HEALTH;
     request.health = &health;
-    fake_client_send(fakes, &request);
-    return fake_client_take(fakes, request.request_id, HCATTN__REPLY__REPLY_HEALTH);
+    return fake_client_take(fakes, fake_client_ask(fakes, &request), HCATTN__REPLY__REPLY_HEALTH);
 }
 
 Hcattn__Reply *fake_client_stats(struct fakes *fakes)
 {
     Hcattn__Stats stats = HCATTN__STATS__INIT;
     Hcattn__Request request = HCATTN__REQUEST__INIT;
-    request.request_id = ++fakes->next_id;
     request.request_case = HCATTN__REQUEST__REQUEST_STATS;
     request.stats = &stats;
-    fake_client_send(fakes, &request);
-    return fake_client_take(fakes, request.request_id, HCATTN__REPLY__REPLY_STATS);
+    return fake_client_take(fakes, fake_client_ask(fakes, &request), HCATTN__REPLY__REPLY_STATS);
 }

@@ -43,7 +43,7 @@ void fake_peers_copy(char target[512], const char *sentence)
     snprintf(target, 512, "%s", sentence);
 }
 
-void fake_peers_beat(int fd, uint64_t *last_us, uint64_t progress, bool busy, const char *phase)
+void fake_peers_beat(int fd, uint64_t *last_us, uint64_t progress, bool busy, const char *phase, uint64_t device_bytes)
 {
     if (fd < 0 || clock_now_us() - *last_us < BEAT_US)
         return;
@@ -51,6 +51,7 @@ void fake_peers_beat(int fd, uint64_t *last_us, uint64_t progress, bool busy, co
     Hcattn__Control__Heartbeat heartbeat = HCATTN__CONTROL__HEARTBEAT__INIT;
     heartbeat.progress = progress;
     heartbeat.busy = busy;
+    heartbeat.device_bytes = device_bytes;
     heartbeat.phase = (char *)(uintptr_t)(phase ? phase : "idle");
     CONTROL(HEARTBEAT, heartbeat, &heartbeat);
     fakes_say(fd, &control, -1);

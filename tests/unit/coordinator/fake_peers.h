@@ -13,5 +13,5 @@
 Hcattn__Control__Hello fake_peers_greeting(Hcattn__Control__Role role, uint32_t index, uint64_t incarnation);
 struct socket *fake_peers_dealer(struct fakes *fakes, const char *path, uint64_t route);
 void fake_peers_copy(char target[512], const char *sentence);
-void fake_peers_beat(int fd, uint64_t *last_us, uint64_t progress, bool busy, const char *phase);
+void fake_peers_beat(int fd, uint64_t *last_us, uint64_t progress, bool busy, const char *phase, uint64_t device_bytes);
 void fake_peers_take_descriptors(struct socket *socket, struct descriptor *last, uint32_t *n);

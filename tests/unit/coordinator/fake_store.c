@@ -1,5 +1,6 @@
 /* fake_store.c - see fakes.h. */
 #include <assert.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ void fake_store_register(struct fakes *fakes, uint32_t index, bool holds_segment
     store->route = random_u64();
     store->hung_up = false;
     store->refused[0] = 0;
+    memset(store->granted, 0, sizeof(store->granted));
     Hcattn__Control__Hello hello = fake_peers_greeting(HCATTN__CONTROL__ROLE__VALUE_STORE, index, store->incarnation);
     hello.data_route = store->route;
     hello.holds_segment = holds_segment;
@@ -88,34 +90,72 @@ static void adopt(struct fake_store *store, const Hcattn__Control__Adopt *messag
     say_segment_ready(store, 0);
 }
 
-static void say_done(struct fake_store *store, uint64_t sequence, int32_t status)
+void fake_store_say_done(struct fake_store *store, uint64_t sequence, int32_t status)
 {
     Hcattn__Control__Done done = HCATTN__CONTROL__DONE__INIT;
     done.sequence = sequence;
     done.status = status;
     CONTROL(DONE, done, &done);
-    if (!store->silent)
-        fakes_say(store->fd, &control, -1);
+    fakes_say(store->fd, &control, -1);
 }
 
+static void say_done(struct fake_store *store, uint64_t sequence, int32_t status)
+{
+    if (!store->silent)
+        fake_store_say_done(store, sequence, status);
+}
+
+/* The live record of a session; NULL: none. *ret_free: the first slot that is free. */
+static struct session_record *record_of(struct fake_store *store, uint64_t session, uint32_t *ret_free)
+{
+    *ret_free = UINT32_MAX;
+    for (uint32_t i = 0; i < store->segment.header->session_capacity; i++) {
+        struct session_record *record = segments_record(&store->segment, i);
+        if (atomic_load(&record->state) == SESSION_RECORD_FREE)
+            *ret_free = *ret_free == UINT32_MAX ? i : *ret_free;
+        else if (record->session == session)
+            return record;
+    }
+    return NULL;
+}
+
+/* As a store does: the same record again is fine, another one under the same id is not. */
 static void open_session(struct fake_store *store, const Hcattn__Control__SessionOpen *message)
 {
+    uint32_t slot;
     store->n_opens++;
     assert(message->lane_store.len == LAYOUT_N_LANES);
-    uint32_t slot = 0;
-    while (atomic_load(&segments_record(&store->segment, slot)->state) != SESSION_RECORD_FREE &&
-           segments_record(&store->segment, slot)->session != message->session)
-        slot++;
+    snprintf(store->policy, sizeof(store->policy), "%s", message->policy);
+    store->exact_tokens = message->exact_tokens;
+    struct session_record *record = record_of(store, message->session, &slot);
+    if (store->open_status != 0 || store->silent) {
+        say_done(store, message->sequence, store->open_status);
+        return;
+    }
+    if (record) {
+        bool same = strcmp(record->policy, message->policy) == 0 && record->exact_tokens == message->exact_tokens;
+        say_done(store, message->sequence, same ? 0 : -EEXIST);
+        return;
+    }
+    assert(slot != UINT32_MAX);
     segments_write_record(&store->segment, slot, message->session, message->model_hash_low, message->lane_store.data,
                           message->flags);
+    record = segments_record(&store->segment, slot);
+    snprintf(record->policy, sizeof(record->policy), "%s", message->policy);
+    record->exact_tokens = message->exact_tokens;
     say_done(store, message->sequence, 0);
 }
 
 static void reserve(struct fake_store *store, const Hcattn__Control__Reserve *message)
 {
+    uint32_t slot;
     store->n_reserves++;
     if (store->reserve_status != 0 || store->silent) {
         say_done(store, message->sequence, store->reserve_status);
+        return;
+    }
+    if (!record_of(store, message->session, &slot)) {
+        say_done(store, message->sequence, -ENOENT);
         return;
     }
     for (size_t i = 0; i < message->n_blocks; i++) {
@@ -132,6 +172,70 @@ static void reserve(struct fake_store *store, const Hcattn__Control__Reserve *me
                                  block->previous_store, 0);
     }
     say_done(store, message->sequence, 0);
+}
+
+/* Blocks that are sealed, into open ones that are empty; what is there already stays. */
+static void copy(struct fake_store *store, const Hcattn__Control__Copy *message)
+{
+    store->n_copies++;
+    if (store->copy_status != 0 || store->silent) {
+        say_done(store, message->sequence, store->copy_status);
+        return;
+    }
+    store->max_copied = message->n_blocks > store->max_copied ? (uint32_t)message->n_blocks : store->max_copied;
+    assert(message->n_blocks > 0 && message->n_blocks <= 256);
+    uint32_t before = 0;
+    for (size_t i = 0; i < message->n_blocks && !(store->copy_half && i > 0); i++) {
+        const struct block_header *from = segments_block(&store->segment, message->blocks[i]->from->index);
+        struct block_header *to = segments_block(&store->segment, message->blocks[i]->to->index);
+        if (to->session != message->to_session) { /* its reservation was refused */
+            say_done(store, message->sequence, -ESTALE);
+            return;
+        }
+        assert(from->session == message->from_session);
+        assert(from->handle.generation == message->blocks[i]->from->generation);
+        assert(to->handle.generation == message->blocks[i]->to->generation);
+        assert(atomic_load(&from->state) == BLOCK_SEALED && from->number == to->number);
+        assert(i == 0 || to->number > before);
+        before = to->number;
+        memcpy(to->ids, from->ids, sizeof(to->ids));
+        atomic_store(&to->n_ids, atomic_load(&from->n_ids));
+        atomic_store(&to->state, BLOCK_SEALED);
+        store->n_copied++;
+    }
+    say_done(store, message->sequence, 0);
+}
+
+static void ring_order(struct fakes *fakes, struct fake_store *store, uint64_t worker, uint64_t sequence, bool grant)
+{
+    store->n_grants += grant;
+    store->n_revokes += !grant;
+    store->ring_sequence = sequence;
+    for (uint32_t i = 0; i < FAKE_WORKERS; i++) /* nobody posts before the store looks, or after it has stopped */
+        assert(fakes->workers[i].incarnation != worker || !fakes->workers[i].ring[store->index]);
+    assert(fake_store_granted(store, worker) != grant);
+    for (uint32_t i = 0; i < FAKE_WORKERS && store->ring_status == 0; i++)
+        if (store->granted[i] == (grant ? 0 : worker)) {
+            store->granted[i] = grant ? worker : 0;
+            break;
+        }
+    if (!store->ring_silent)
+        say_done(store, sequence, store->ring_status);
+}
+
+bool fake_store_granted(const struct fake_store *store, uint64_t worker)
+{
+    for (uint32_t i = 0; i < FAKE_WORKERS; i++)
+        if (store->granted[i] == worker)
+            return true;
+    return false;
+}
+
+static void forget_grant(struct fake_store *store, uint64_t worker)
+{
+    for (uint32_t i = 0; i < FAKE_WORKERS; i++)
+        if (store->granted[i] == worker)
+            store->granted[i] = 0;
 }
 
 static void release(struct fake_store *store, const Hcattn__Control__Release *message)
@@ -155,6 +259,7 @@ static void exchange(struct fake_store *store, const Hcattn__Control__Exchange *
     Hcattn__Control__ExchangeReady ready = HCATTN__CONTROL__EXCHANGE_READY__INIT;
     assert(fd >= 0);
     close(fd);
+    forget_grant(store, message->worker_incarnation); /* it was for another exchange */
     ready.store = message->store;
     ready.worker_incarnation = message->worker_incarnation;
     ready.store_incarnation = message->store_incarnation;
@@ -192,6 +297,16 @@ static void store_hears(struct fakes *fakes, struct fake_store *store, Hcattn__C
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_WORKER_GONE:
         store->worker_gone = message->worker_gone->worker_incarnation;
+        forget_grant(store, store->worker_gone);
+        break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_COPY:
+        copy(store, message->copy);
+        break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_RING_GRANT:
+        ring_order(fakes, store, message->ring_grant->worker_incarnation, message->ring_grant->sequence, true);
+        break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_RING_REVOKE:
+        ring_order(fakes, store, message->ring_revoke->worker_incarnation, message->ring_revoke->sequence, false);
         break;
     default:
         assert(!"a message that no store should get");
@@ -210,7 +325,7 @@ void fake_store_pump(struct fakes *fakes, struct fake_store *store)
         store->hung_up = true;
         fake_store_hang_up(store);
     }
-    fake_peers_beat(store->fd, &store->beat_us, 0, false, NULL);
+    fake_peers_beat(store->fd, &store->beat_us, 0, false, NULL, 0);
     fake_peers_take_descriptors(store->data, &store->last, &store->n_descriptors);
 }
 
@@ -232,6 +347,10 @@ void fake_store_journal(struct fakes *fakes, uint64_t session, uint64_t n_tokens
         uint32_t n = n_tokens < LAYOUT_BLOCK_TOKENS ? (uint32_t)n_tokens : LAYOUT_BLOCK_TOKENS;
         assert(header);
         atomic_store(&header->n_ids, n);
+        for (uint32_t i = 0; i < n; i++)
+            header->ids[i] = number * LAYOUT_BLOCK_TOKENS + i;
+        if (n == LAYOUT_BLOCK_TOKENS)
+            atomic_store(&header->state, BLOCK_SEALED);
         n_tokens -= n;
     }
 }

@@ -19,6 +19,7 @@ void fake_worker_register(struct fakes *fakes, uint32_t index)
     worker->n_exchange_ready = worker->n_store_up = worker->n_store_down = 0;
     worker->hung_up = false;
     worker->refused[0] = 0;
+    memset(worker->ring, 0, sizeof(worker->ring));
     Hcattn__Control__Hello hello = fake_peers_greeting(HCATTN__CONTROL__ROLE__GPU_WORKER, index, worker->incarnation);
     Hcattn__Control__RowShape shape = HCATTN__CONTROL__ROW_SHAPE__INIT;
     shape.n_layers = worker->shape.n_layers;
@@ -31,6 +32,8 @@ void fake_worker_register(struct fakes *fakes, uint32_t index)
     hello.model_name = name;
     hello.model_hash_low = hello.model_hash_high = worker->model;
     hello.n_ctx = worker->n_ctx;
+    hello.device_budget_bytes = worker->device_budget_bytes;
+    hello.device_base_bytes = worker->device_base_bytes;
     CONTROL(HELLO, hello, &hello);
     fakes_say(worker->fd, &control, -1);
 }
@@ -63,6 +66,7 @@ static void store_up(struct fake_worker *worker, const Hcattn__Control__StoreUp 
     segment_unmap(&mapping);
     close(fd);
     worker->n_store_up++;
+    worker->ring[message->store] = false; /* the exchange is made anew */
     worker->store_route[message->store] = message->route;
     worker->store_incarnation[message->store] = message->incarnation;
     int memory;
@@ -76,6 +80,28 @@ static void store_up(struct fake_worker *worker, const Hcattn__Control__StoreUp 
     CONTROL(EXCHANGE, exchange, &exchange);
     fakes_say(worker->fd, &control, memory);
     close(memory);
+}
+
+void fake_worker_say_done(struct fake_worker *worker, uint64_t sequence, int32_t status)
+{
+    Hcattn__Control__Done done = HCATTN__CONTROL__DONE__INIT;
+    done.sequence = sequence;
+    done.status = status;
+    CONTROL(DONE, done, &done);
+    fakes_say(worker->fd, &control, -1);
+}
+
+static void ring_use(struct fakes *fakes, struct fake_worker *worker, const Hcattn__Control__RingUse *message)
+{
+    const struct fake_store *store = &fakes->stores[message->store];
+    worker->n_ring_uses++;
+    worker->ring_sequence[message->store] = message->sequence;
+    assert(worker->ring[message->store] != message->ring);
+    assert(store->incarnation != message->store_incarnation || fake_store_granted(store, worker->incarnation));
+    if (worker->ring_status == 0)
+        worker->ring[message->store] = message->ring;
+    if (!worker->ring_silent)
+        fake_worker_say_done(worker, message->sequence, worker->ring_status);
 }
 
 static void worker_hears(struct fakes *fakes, struct fake_worker *worker, Hcattn__Control__Control *message, int fd)
@@ -95,6 +121,10 @@ static void worker_hears(struct fakes *fakes, struct fake_worker *worker, Hcattn
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_STORE_DOWN:
         worker->n_store_down++;
+        worker->ring[message->store_down->store] = false;
+        break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_RING_USE:
+        ring_use(fakes, worker, message->ring_use);
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_EXCHANGE_READY:
         worker->n_exchange_ready += message->exchange_ready->status == 0;
@@ -157,7 +187,7 @@ void fake_worker_pump(struct fakes *fakes, struct fake_worker *worker)
         }
         socket_message_free(work);
     }
-    fake_peers_beat(worker->fd, &worker->beat_us, worker->progress, worker->busy, worker->phase);
+    fake_peers_beat(worker->fd, &worker->beat_us, worker->progress, worker->busy, worker->phase, worker->device_bytes);
     fake_peers_take_descriptors(worker->data, &worker->last, &worker->n_descriptors);
 }
 
@@ -228,6 +258,20 @@ void fake_worker_finished(struct fake_worker *worker, uint64_t work, uint32_t n_
     reply.work = work;
     reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_FINISHED;
     reply.finished = &finished;
+    fake_worker_answer(worker, &reply);
+}
+
+void fake_worker_counts(struct fake_worker *worker, uint64_t work, uint64_t n_steps)
+{
+    Hcattn__SessionCounts counts = HCATTN__SESSION_COUNTS__INIT;
+    Hcattn__Work__WorkReply reply = HCATTN__WORK__WORK_REPLY__INIT;
+    uint64_t kept[2] = {3, 4};
+    counts.n_steps = n_steps;
+    counts.n_n_kept = 2;
+    counts.n_kept = kept;
+    reply.work = work;
+    reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_COUNTS;
+    reply.counts = &counts;
     fake_worker_answer(worker, &reply);
 }
 

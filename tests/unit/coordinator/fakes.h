@@ -32,6 +32,14 @@ struct fake_store {
     bool silent;            /* takes orders and does not answer */
     int32_t reserve_status; /* answered to Reserve instead of doing it */
     int32_t adopt_status;
+    int32_t open_status, copy_status, ring_status; /* as reserve_status */
+    bool copy_half;                                /* a Copy is done for its first block only, and said to be done */
+    bool ring_silent;                              /* takes RingGrant and RingRevoke and does not answer */
+    uint64_t ring_sequence;                        /* of the last one of them */
+    uint64_t granted[FAKE_WORKERS];                /* incarnations of workers whose ring it looks at; 0: none */
+    uint32_t n_grants, n_revokes, n_copies, n_copied, max_copied;
+    char policy[64];       /* of the last SessionOpen */
+    uint32_t exact_tokens; /* of the last SessionOpen */
     uint32_t n_formats, n_adopts, n_opens, n_reserves, n_releases;
     uint64_t previous;    /* of the last Adopt */
     uint64_t worker_gone; /* of the last WorkerGone */
@@ -55,8 +63,14 @@ struct fake_worker {
     bool segment_writable; /* the descriptor it was given could be mapped writable */
     bool hung_up;
     bool mute; /* does not answer Prepare */
+    uint64_t device_budget_bytes, device_base_bytes, device_bytes;
+    bool ring[FAKE_STORES]; /* posts there */
+    bool ring_silent;       /* takes RingUse and does not answer */
+    int32_t ring_status;
+    uint64_t ring_sequence[FAKE_STORES]; /* of the last RingUse */
+    uint32_t n_ring_uses;
     char refused[512];
-    Hcattn__Work__WorkRequest *queue[FAKE_QUEUE]; /* Run, Stop, Forget, Detokenize; and Prepare when mute */
+    Hcattn__Work__WorkRequest *queue[FAKE_QUEUE]; /* Run, Stop, Forget, Detokenize, Count; and Prepare when mute */
     uint32_t n_queue;
     struct descriptor last;
     uint32_t n_descriptors;
@@ -117,9 +131,12 @@ void fake_store_register(struct fakes *fakes, uint32_t index, bool holds_segment
 void fake_store_hang_up(struct fake_store *store); /* its segment stays */
 void fake_store_rebirth(struct fake_store *store); /* a later life, without a segment */
 void fake_store_pump(struct fakes *fakes, struct fake_store *store);
-/* Writes n ids into the journal of the session, in order, over all stores: as a worker's appends would. */
+/* Writes n ids into the journal of the session, in order, over all stores, and seals full blocks: as a worker's appends would. */
 void fake_store_journal(struct fakes *fakes, uint64_t session, uint64_t n_tokens);
 uint64_t fake_store_held(const struct fake_store *store, uint64_t session); /* blocks that are not free */
+
+void fake_store_say_done(struct fake_store *store, uint64_t sequence, int32_t status);
+bool fake_store_granted(const struct fake_store *store, uint64_t worker);
 
 void fake_worker_register(struct fakes *fakes, uint32_t index);
 void fake_worker_hang_up(struct fake_worker *worker);
@@ -133,6 +150,8 @@ void fake_worker_finished(struct fake_worker *worker, uint64_t work, uint32_t n_
 void fake_worker_error(struct fake_worker *worker, uint64_t work, Hcattn__ErrorCode code);
 void fake_worker_progress(struct fake_worker *worker, uint64_t work, uint64_t n_done);
 void fake_worker_scored(struct fake_worker *worker, uint64_t work, uint64_t first, size_t n);
+void fake_worker_counts(struct fake_worker *worker, uint64_t work, uint64_t n_steps);
+void fake_worker_say_done(struct fake_worker *worker, uint64_t sequence, int32_t status);
 void fake_worker_answer(struct fake_worker *worker, Hcattn__Work__WorkReply *reply);
 
 void fake_supervisor_register(struct fakes *fakes, struct fake_supervisor *supervisor, Hcattn__Control__Role role,
@@ -144,6 +163,8 @@ void fake_supervisor_pump(struct fake_supervisor *supervisor);
 void fake_client_open(struct fakes *fakes);
 void fake_client_close(struct fake_client *client);
 void fake_client_pump(struct fake_client *client);
+/* Gives the request an id, sends it and returns the id. */
+uint64_t fake_client_ask(struct fakes *fakes, Hcattn__Request *request);
 void fake_client_send(struct fakes *fakes, Hcattn__Request *request);
 /* Waits for the next reply of that request and checks its kind. The caller frees it. */
 Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
@@ -159,6 +180,14 @@ uint64_t fake_client_resume(struct fakes *fakes, uint64_t id, uint64_t session, 
                             int64_t at, uint32_t resume_from); /* at < 0: not given */
 uint64_t fake_client_append(struct fakes *fakes, uint64_t session, const char *text);
 uint64_t fake_client_score(struct fakes *fakes, uint64_t session, const char *text, uint64_t from);
+uint64_t fake_client_ask_exact(struct fakes *fakes, uint64_t session, const char *policy,
+                               int64_t exact); /* < 0: absent */
+uint64_t fake_client_fork(struct fakes *fakes, uint64_t session, uint64_t new_session, uint64_t n_tokens);
+uint64_t fake_client_set_policy(struct fakes *fakes, uint64_t session, const char *policy);
+uint64_t fake_client_set_transport(struct fakes *fakes, const char *transport);
+uint64_t fake_client_drain(struct fakes *fakes, bool resume);
+uint64_t fake_client_describe(struct fakes *fakes, uint64_t session);
+Hcattn__Reply *fake_client_list(struct fakes *fakes);
 uint64_t fake_client_cancel(struct fakes *fakes, uint64_t request);
 Hcattn__Reply *fake_client_health(struct fakes *fakes);
 Hcattn__Reply *fake_client_stats(struct fakes *fakes);

@@ -114,6 +114,77 @@ static void garbage_from_clients(void **state)
     expect_service();
 }
 
+/* Every prefix, and a bit of every byte changed, of a packed request. */
+static void send_variants(Hcattn__Request *request)
+{
+    uint8_t bytes[300];
+    assert_true(hcattn__request__get_packed_size(request) <= sizeof(bytes));
+    size_t n = hcattn__request__pack(request, bytes);
+    for (size_t i = 0; i < n; i++) {
+        send_raw(fakes.client.socket, bytes, i, 1);
+        uint8_t kept = bytes[i];
+        bytes[i] ^= (uint8_t)(1u << next_random() % 8);
+        send_raw(fakes.client.socket, bytes, n, 1);
+        bytes[i] = kept;
+    }
+    fakes_pump(&fakes);
+}
+
+static void variants_of_every_request(void **state)
+{
+    (void)state;
+    static char policy[] = "rot4,mass=0.9,weights", transport[] = "routed";
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    Hcattn__OpenSession open = HCATTN__OPEN_SESSION__INIT;
+    Hcattn__ExactTokens exact = HCATTN__EXACT_TOKENS__INIT;
+    Hcattn__Fork fork_message = HCATTN__FORK__INIT;
+    Hcattn__SetPolicy set_policy = HCATTN__SET_POLICY__INIT;
+    Hcattn__ListSessions list = HCATTN__LIST_SESSIONS__INIT;
+    Hcattn__DescribeSession describe = HCATTN__DESCRIBE_SESSION__INIT;
+    Hcattn__SetTransport set_transport = HCATTN__SET_TRANSPORT__INIT;
+    Hcattn__Drain drain = HCATTN__DRAIN__INIT;
+    fake_client_open_session(&fakes, 4711, false);
+    request.request_id = 9;
+    exact.n_tokens = 300;
+    open.session = 0x0102030405060708;
+    open.policy = policy;
+    open.exact = &exact;
+    request.request_case = HCATTN__REQUEST__REQUEST_OPEN_SESSION;
+    request.open_session = &open;
+    send_variants(&request);
+    fork_message.session = 4711;
+    fork_message.new_session = 0x0102030405060709;
+    fork_message.n_tokens = 64;
+    fork_message.idle_timeout_s = 1;
+    request.request_case = HCATTN__REQUEST__REQUEST_FORK;
+    request.fork = &fork_message;
+    send_variants(&request);
+    set_policy.session = 4711;
+    set_policy.policy = policy;
+    request.request_case = HCATTN__REQUEST__REQUEST_SET_POLICY;
+    request.set_policy = &set_policy;
+    send_variants(&request);
+    request.request_case = HCATTN__REQUEST__REQUEST_LIST_SESSIONS;
+    request.list_sessions = &list;
+    send_variants(&request);
+    describe.session = 4711;
+    request.request_case = HCATTN__REQUEST__REQUEST_DESCRIBE_SESSION;
+    request.describe_session = &describe;
+    send_variants(&request);
+    set_transport.transport = transport;
+    request.request_case = HCATTN__REQUEST__REQUEST_SET_TRANSPORT;
+    request.set_transport = &set_transport;
+    send_variants(&request);
+    drain.resume = true;
+    request.request_case = HCATTN__REQUEST__REQUEST_DRAIN;
+    request.drain = &drain;
+    send_variants(&request);
+    fake_client_close(&fakes.client);
+    fake_client_open(&fakes);
+    hcattn__reply__free_unpacked(fake_client_take(&fakes, fake_client_drain(&fakes, true), REPLY(DRAINED)), NULL);
+    expect_service();
+}
+
 static void a_malformed_request_with_an_id_is_answered(void **state)
 {
     (void)state;
@@ -220,6 +291,85 @@ static void garbage_on_the_peer_socket(void **state)
     fakes_say(fakes.stores[0].fd, &control, fakes.stores[0].segment.fd); /* nobody asked */
     fakes_say(fakes.workers[0].fd, &control, STDERR_FILENO);
     quiet();
+    expect_service();
+}
+
+/* Answers to nothing, and messages that only the coordinator sends. */
+static void say_all(struct fakes *all, int fd)
+{
+    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
+    Hcattn__Control__Done done = HCATTN__CONTROL__DONE__INIT;
+    Hcattn__Control__RingGrant grant = HCATTN__CONTROL__RING_GRANT__INIT;
+    Hcattn__Control__RingRevoke revoke = HCATTN__CONTROL__RING_REVOKE__INIT;
+    Hcattn__Control__RingUse use = HCATTN__CONTROL__RING_USE__INIT;
+    Hcattn__Control__Copy copy = HCATTN__CONTROL__COPY__INIT;
+    Hcattn__Control__Heartbeat heartbeat = HCATTN__CONTROL__HEARTBEAT__INIT;
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_DONE;
+    control.done = &done;
+    for (uint64_t sequence = 0; sequence < 40;
+         sequence++) { /* also those of steps and orders that are done, or another's */
+        done.sequence = sequence;
+        done.status = (int32_t)(next_random() % 3) - 1;
+        fakes_say(fd, &control, -1);
+    }
+    done.sequence = UINT64_MAX;
+    done.status = INT32_MIN;
+    fakes_say(fd, &control, -1);
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RING_GRANT;
+    control.ring_grant = &grant;
+    grant.worker_incarnation = all->workers[0].incarnation;
+    fakes_say(fd, &control, -1);
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RING_REVOKE;
+    control.ring_revoke = &revoke;
+    fakes_say(fd, &control, -1);
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RING_USE;
+    control.ring_use = &use;
+    use.store = UINT32_MAX;
+    fakes_say(fd, &control, -1);
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_COPY;
+    control.copy = &copy;
+    fakes_say(fd, &control, -1);
+    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_HEARTBEAT;
+    control.heartbeat = &heartbeat;
+    heartbeat.device_bytes = UINT64_MAX;
+    fakes_say(fd, &control, -1);
+}
+
+static void rings_and_copies_that_nobody_asked_for(void **state)
+{
+    (void)state;
+    FAKES_WAIT(&fakes, fakes.workers[0].ring[0] && fakes.workers[0].ring[1]);
+    say_all(&fakes, fakes.stores[0].fd);
+    say_all(&fakes, fakes.workers[0].fd);
+    say_all(&fakes, fakes.store_supervisor[0].fd);
+    quiet();
+    hcattn__reply__free_unpacked(
+        fake_client_take(&fakes, fake_client_set_transport(&fakes, "routed"), REPLY(TRANSPORT_SET)), NULL);
+    assert_false(fakes.workers[0].ring[0] || fakes.workers[0].ring[1]);
+    expect_service();
+}
+
+static void counts_that_nobody_asked_for(void **state)
+{
+    (void)state;
+    fake_client_open_session(&fakes, 1, false);
+    uint64_t id = fake_client_append(&fakes, 1, "abc");
+    fake_client_drop(&fakes, id, REPLY(ACCEPTED));
+    Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
+    fake_worker_counts(&fakes.workers[0], run->work, 3); /* to a Run */
+    uint64_t describe = fake_client_describe(&fakes, 1);
+    Hcattn__Work__WorkRequest *count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
+    fake_worker_finished(&fakes.workers[0], count->work, 0, 3); /* to a Count */
+    fake_worker_generated(&fakes.workers[0], count->work, 0, 3);
+    fake_worker_progress(&fakes.workers[0], count->work, 3);
+    quiet();
+    assert_false(fake_client_has(&fakes.client, describe) || fake_client_has(&fakes.client, id));
+    fake_worker_error(&fakes.workers[0], count->work, ERROR_CODE(INTERNAL)); /* goes on as it is */
+    fake_client_expect_error(&fakes, describe, ERROR_CODE(INTERNAL));
+    fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
+    fake_client_drop(&fakes, id, REPLY(APPENDED));
+    hcattn__work__work_request__free_unpacked(run, NULL);
+    hcattn__work__work_request__free_unpacked(count, NULL);
     expect_service();
 }
 
@@ -349,10 +499,17 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(garbage_from_clients),         TEST(a_malformed_request_with_an_id_is_answered),
-        TEST(a_text_with_a_nul_is_refused), TEST(garbage_on_the_work_socket),
-        TEST(garbage_on_the_peer_socket),   TEST(hellos_that_make_no_sense_are_refused),
-        TEST(descriptors_travel_both_ways), TEST(garbage_on_the_data_socket),
+        TEST(variants_of_every_request),
+        TEST(rings_and_copies_that_nobody_asked_for),
+        TEST(counts_that_nobody_asked_for),
+        TEST(garbage_from_clients),
+        TEST(a_malformed_request_with_an_id_is_answered),
+        TEST(a_text_with_a_nul_is_refused),
+        TEST(garbage_on_the_work_socket),
+        TEST(garbage_on_the_peer_socket),
+        TEST(hellos_that_make_no_sense_are_refused),
+        TEST(descriptors_travel_both_ways),
+        TEST(garbage_on_the_data_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

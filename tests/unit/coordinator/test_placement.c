@@ -210,6 +210,31 @@ static void a_store_without_blocks_is_none(void **state)
     assert_int_equal(placement_release(placement, 0, (struct block_handle){0, 1}), -ESTALE);
 }
 
+static void room_is_told_without_taking_any(void **state)
+{
+    (void)state;
+    const uint8_t lanes[LAYOUT_N_LANES] = {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1};
+    struct placed_block blocks[8];
+    struct placement_room room = {7, 7};
+    add_store(0, 4, 4096);
+    assert_int_equal(placement_room(placement, lanes, 0, 1, &room), -EINVAL);
+    assert_int_equal(room.bytes_asked, 7);
+    assert_false(placement_could_hold(placement, lanes, 0)); /* a lane without a store */
+    add_store(1, 2, 8192);
+    assert_int_equal(placement_room(placement, lanes, 0, 4, &room), 0);
+    assert_int_equal(room.bytes_asked, 2 * 4096 + 2 * 8192);
+    assert_int_equal(room.bytes_free, room.bytes_asked);
+    assert_int_equal(placement_n_free(placement, 0) + placement_n_free(placement, 1), 6);
+    assert_int_equal(placement_reserve(placement, lanes, 0, 3, blocks, &room), 0);
+    assert_int_equal(placement_room(placement, lanes, 3, 3, &room), -ENOMEM); /* store 1 has one left: for number 3 */
+    assert_int_equal(room.bytes_asked, 8192 + 4096 + 8192);
+    assert_int_equal(room.bytes_free, 8192 + 4096);
+    /* alone it could have as many as its smallest share allows, whatever is used now */
+    assert_true(placement_could_hold(placement, lanes, 5)); /* 3 in store 0, 2 in store 1 */
+    assert_false(placement_could_hold(placement, lanes, 6));
+    assert_false(placement_could_hold(placement, lanes, UINT64_MAX / 2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -222,6 +247,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(handles_are_above_what_the_store_has_seen, setup, teardown),
         cmocka_unit_test_setup_teardown(claimed_blocks_are_used, setup, teardown),
         cmocka_unit_test_setup_teardown(a_store_without_blocks_is_none, setup, teardown),
+        cmocka_unit_test_setup_teardown(room_is_told_without_taking_any, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

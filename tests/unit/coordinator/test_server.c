@@ -33,6 +33,14 @@ static int setup_ready(void **state)
     return 0;
 }
 
+static int setup_without_queue(void **state)
+{
+    (void)state;
+    fakes_start(&fakes, 2, (const char *const[]){"--max-queue", "0", NULL});
+    fakes_all_ready(&fakes);
+    return 0;
+}
+
 static int teardown(void **state)
 {
     (void)state;
@@ -155,7 +163,7 @@ static void one_generation(void **state)
 
     Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
     assert_int_equal(run->run->session, session);
-    assert_string_equal(run->run->policy, "full");
+    assert_string_equal(run->run->policy, "default");
     assert_int_equal(run->run->n_blocks, 2);
     assert_int_equal(run->run->n_input_ids, 5);
     assert_int_equal(run->run->at, 0);
@@ -304,7 +312,7 @@ static void typed_errors(void **state)
     (void)state;
     uint64_t id, session = fake_client_open_session(&fakes, 5, false);
     fake_client_expect_error(&fakes, fake_client_ask_open(&fakes, 6, "no-such-policy"), ERROR_CODE(NOT_SUPPORTED));
-    fake_client_drop(&fakes, fake_client_ask_open(&fakes, 5, "full"), REPLY(SESSION_OPENED)); /* the same again */
+    fake_client_drop(&fakes, fake_client_ask_open(&fakes, 5, "default"), REPLY(SESSION_OPENED)); /* the same again */
     fake_client_expect_error(&fakes, fake_client_generate(&fakes, 4711, "x", 1), ERROR_CODE(NOT_FOUND));
     fake_client_expect_error(&fakes, fake_client_generate(&fakes, 0, "x", 1), ERROR_CODE(INVALID_ARGUMENT));
     fake_client_expect_error(&fakes, fake_client_close_session(&fakes, 4711), ERROR_CODE(NOT_FOUND));
@@ -513,8 +521,8 @@ static void statistics_name_everybody(void **state)
     const Hcattn__StatsReply *stats = reply->stats;
     assert_string_equal(stats->version, HCATTN_VERSION);
     assert_string_equal(stats->model, "tiny");
-    assert_string_equal(stats->policy, "full");
-    assert_string_equal(stats->transport, "routed");
+    assert_string_equal(stats->policy, "default");
+    assert_string_equal(stats->transport, "ring");
     assert_int_equal(stats->n_ctx, 1024);
     assert_int_equal(stats->default_max_tokens, 256);
     assert_int_equal(stats->n_processes, 4);
@@ -556,7 +564,7 @@ int main(void)
         EMPTY(those_in_the_way_are_refused_by_name),
         READY(one_generation),
         READY(append_and_score),
-        READY(what_does_not_fit_is_refused_with_numbers),
+        cmocka_unit_test_setup_teardown(what_does_not_fit_is_refused_with_numbers, setup_without_queue, teardown),
         READY(typed_errors),
         READY(cancel_stops_the_worker),
         READY(closing_a_running_session_stops_it_first),

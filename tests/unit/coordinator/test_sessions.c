@@ -167,6 +167,61 @@ static void tokens_are_counted_in_the_journal(void **state)
     descriptors_free(descriptors);
 }
 
+static void complete_blocks_are_those_that_are_sealed(void **state)
+{
+    (void)state;
+    struct descriptors *descriptors;
+    struct hand_segment segment;
+    struct placed_block blocks[4] = {{{0, 5}, 0}, {{1, 5}, 0}, {{2, 5}, 0}, {{3, 5}, 0}};
+    struct session session = {.id = 9}, other = {.id = 10};
+    assert_int_equal(descriptors_new(&descriptors), 0);
+    segments_make(&segment, 0, 77, 4, &segments_shape);
+    assert_int_equal(descriptors_keep(descriptors, 0, 77, fcntl(segment.fd, F_DUPFD_CLOEXEC, 0)), 0);
+    assert_int_equal(sessions_add_blocks(&session, blocks, 3), 0);
+    assert_int_equal(sessions_add_blocks(&other, blocks + 3, 1), 0);
+    for (uint32_t i = 0; i < 4; i++)
+        segments_write_block(&segment, blocks[i].handle, i < 3 ? 9 : 10, i % 3, (struct block_handle){0, 0}, 0, 64);
+    for (int i = 0; i < 3; i++)
+        session.blocks[i].confirmed = true;
+    assert_int_equal(sessions_n_sealed(&session, descriptors), 0); /* 64 ids, and rows that are on their way */
+    atomic_store(&segments_block(&segment, 0)->state, BLOCK_SEALED);
+    atomic_store(&segments_block(&segment, 2)->state, BLOCK_SEALED);
+    assert_int_equal(sessions_n_sealed(&session, descriptors), 1); /* up to the first that is not */
+    atomic_store(&segments_block(&segment, 1)->state, BLOCK_SEALED);
+    assert_int_equal(sessions_n_sealed(&session, descriptors), 3);
+    assert_false(sessions_same_ids(&session, &other, descriptors, 1)); /* not confirmed */
+    other.blocks[0].confirmed = true;
+    assert_true(sessions_same_ids(&session, &other, descriptors, 1));
+    assert_true(sessions_same_ids(&session, &other, descriptors, 0));
+    assert_false(sessions_same_ids(&session, &other, descriptors, 2)); /* it has one block only */
+    segments_block(&segment, 3)->ids[63] = 4711;
+    assert_false(sessions_same_ids(&session, &other, descriptors, 1));
+    segments_block(&segment, 1)->handle.generation++;
+    assert_int_equal(sessions_n_sealed(&session, descriptors), 1);
+    free(session.blocks);
+    free(other.blocks);
+    segments_drop(&segment);
+    descriptors_free(descriptors);
+}
+
+static void sessions_of_a_worker_are_counted(void **state)
+{
+    (void)state;
+    struct sessions *sessions;
+    struct session *session;
+    assert_int_equal(sessions_new(10, &sessions), 0);
+    for (uint64_t i = 1; i <= 4; i++) {
+        assert_int_equal(sessions_add(sessions, i, SESSION_OPENING, &session), 0);
+        session->worker = i == 4 ? 8 : 7;
+    }
+    assert_int_equal(sessions_bound_to(sessions, 7), 3);
+    assert_int_equal(sessions_bound_to(sessions, 8), 1);
+    assert_int_equal(sessions_bound_to(sessions, 9), 0);
+    assert_int_equal(sessions_move(sessions_find(sessions, 2), SESSION_CLOSING), 0);
+    assert_int_equal(sessions_bound_to(sessions, 7), 2);
+    sessions_free(sessions);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +231,8 @@ int main(void)
         cmocka_unit_test(descriptors_are_checked),
         cmocka_unit_test(a_segment_is_handed_over_after_a_death_only),
         cmocka_unit_test(tokens_are_counted_in_the_journal),
+        cmocka_unit_test(complete_blocks_are_those_that_are_sealed),
+        cmocka_unit_test(sessions_of_a_worker_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
