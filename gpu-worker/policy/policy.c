@@ -1,32 +1,24 @@
+/* policy.c - see policy.h. */
 #include "gpu-worker/policy/policy.h"
 
-#include <stddef.h>
-#include <string.h>
+#include <errno.h>
+#include <stdio.h>
 
-#include "gpu-worker/policy/exact_set.h"
-
-/* Every old token: full attention, by way of the stores. */
-static void select_full(uint32_t n_blocks, uint64_t *masks)
+int policy_find(const char *name, struct policy *ret_policy, char *sentence, size_t sentence_size)
 {
-    for (uint32_t block = 0; block < n_blocks; block++)
-        masks[block] = exact_set_old_mask(block);
-}
-
-static const struct selector full = {.name = "full", .select = select_full};
-
-static const struct policy policies[] = {
-    {.name = "full", .selector = &full, .codec = &codec_f16, .mode = AGGREGATE_RESCORE},
-};
-
-const struct policy *policy_find(const char *name)
-{
-    for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++)
-        if (strcmp(policies[i].name, name) == 0)
-            return &policies[i];
-    return NULL;
-}
-
-const char *policy_name(uint32_t i)
-{
-    return i < sizeof(policies) / sizeof(policies[0]) ? policies[i].name : NULL;
+    struct policy_terms terms;
+    int error = policy_parse(name, &terms, sentence, sentence_size);
+    if (error != 0)
+        return error;
+    const struct key_codec *codec = key_codec_find(terms.codec);
+    if (codec == NULL && terms.selector != POLICY_SELECTOR_FULL) {
+        snprintf(sentence, sentence_size, "policy '%.64s': this worker does not have its key codec", name);
+        return -EINVAL;
+    }
+    *ret_policy = (struct policy){
+        .terms = terms,
+        .codec = terms.selector == POLICY_SELECTOR_FULL ? NULL : codec,
+        .mode = terms.weights ? AGGREGATE_WEIGHTS : AGGREGATE_RESCORE,
+    };
+    return 0;
 }
