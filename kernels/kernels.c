@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kernels/row_format.h"
 #include "kernels/tables.h"
 
 #if defined(__x86_64__)
@@ -42,6 +43,11 @@ const struct kernels *kernels_get(enum kernels_isa isa)
         return &avx2_table;
 #endif
     return isa == KERNELS_ISA_PLAIN || isa == KERNELS_ISA_AUTO ? &plain_table : NULL;
+}
+
+size_t kernels_row_bytes(uint32_t head_dim, enum kernels_rows codec)
+{
+    return row_bytes(head_dim, codec);
 }
 
 int kernels_isa_parse(const char *name, enum kernels_isa *ret_isa)

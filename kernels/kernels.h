@@ -42,15 +42,21 @@ struct kernels {
     void (*attend_block)(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
                          const void *rows, const uint64_t *masks, float scale, float *partials);
 
-    /* The same over n_rows (1 .. 64) rows that lie anywhere, for all queries: as a block of just these rows. */
+    /*
+     * The same over n_rows (1 .. 64) rows that lie anywhere, for all queries: as a block of just these rows.
+     * rows [n_rows + n_next]: those of a later call are fetched from memory meanwhile.
+     */
     void (*attend_rows)(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
-                        const void *const *rows, uint32_t n_rows, float scale, float *partials);
+                        const void *const *rows, uint32_t n_rows, uint32_t n_next, float scale, float *partials);
 
     /* sums [n_queries][1 + head_dim] += weight x (1, V) over n_rows rows; weights [n_queries][weights_stride]. */
     void (*weigh_rows)(uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec, const void *const *rows,
                        uint32_t n_rows, const float *weights, size_t weights_stride, float *sums);
 
-    /* sums [n_queries][1 + head_dim] += mass x (1, v_sums / 64); masses [n_queries], one block's. */
+    /*
+     * sums [n_queries][1 + head_dim] += mass x (1, v_sums / 64): a block's masses, of query i at masses[i * masses_stride].
+     * A mass of 0 adds nothing, whatever the block holds.
+     */
     void (*weigh_mean)(uint32_t n_queries, uint32_t head_dim, const float *v_sums, const float *masses,
                        size_t masses_stride, float *sums);
 
@@ -99,7 +105,8 @@ struct kernels_lane {
     const uint64_t *masks;      /* [n_blocks] */
     const float *masses;        /* [n_queries][masses_stride], first of them of the lane's first block; NULL: no tail */
     size_t masses_stride;
-    const float *weights; /* [n_queries][weights_stride], first of them of the lane's first selected row; NULL: from q . K */
+    const float
+        *weights; /* [n_queries][weights_stride], first of them of the lane's first selected row; NULL: from q . K */
     size_t weights_stride;
     const float *references; /* [n_queries]; NULL without masses and weights */
 };

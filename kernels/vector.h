@@ -89,6 +89,10 @@ VECTOR_INLINE vf vf_decode(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
+VECTOR_INLINE vf vf_bytes(const int8_t *p) /* signed */
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
 VECTOR_INLINE void vf_encode(uint16_t *p, vf a)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
@@ -191,6 +195,10 @@ VECTOR_INLINE void vf_store(float *p, vf a)
 VECTOR_INLINE vf vf_decode(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+VECTOR_INLINE vf vf_bytes(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
 VECTOR_INLINE void vf_encode(uint16_t *p, vf a)
 {

@@ -7,8 +7,8 @@
  *     sum      lane i adds tokens i, i + width, ... of the block, then the tree
  *     out      per dimension, fused multiply-adds in token order
  * A token outside a query's mask adds nothing to any of the three, whatever its row holds.
- * Rows are read as f16, or decoded first into a zero-padded buffer (the same numbers) where many queries share them
- * or head_dim is not a multiple of the width.
+ * f16 rows are read where they lie, or decoded first into a zero-padded buffer (the same numbers) where many queries share them
+ * or head_dim is not a multiple of the width; q8_0 rows are always decoded first.
  */
 #pragma once
 
@@ -19,6 +19,7 @@
 #include "kernels/vector.h"
 #include "kernels/vector_exp.h"
 #include "kernels/vector_partial.h"
+#include "kernels/vector_rows.h"
 
 /* 12 accumulators, 3 + 1 operands: the 16 registers of AVX2. */
 #define TILE_QUERIES    3u
@@ -31,19 +32,23 @@
 
 _Static_assert(KERNELS_MAX_HEAD_DIM % (TILE_DIMENSIONS * VECTOR_WIDTH) == 0, "padding must fit");
 
-/* K and V of 64 rows as elements of 2 bytes (f16, in place) or 4 (decoded). V is read in panels of TILE_DIMENSIONS
- * vectors; decoded ones lie apart, so that a panel of all tokens stays in the first-level cache. */
+/* K and V of up to 64 rows as elements of 2 bytes (f16, in place) or 4 (decoded); only those attended to are set. V is read in
+ * panels of TILE_DIMENSIONS vectors; decoded ones lie apart, so that a panel of all tokens stays in the first-level cache. */
 struct attend_rows {
-    const char *keys, *values;
-    size_t key_stride_bytes, value_stride_bytes, panel_stride_bytes;
+    const char *keys[KERNELS_BLOCK_TOKENS], *values[KERNELS_BLOCK_TOKENS];
+    size_t panel_stride_bytes;
     uint32_t n_vectors;
+    const void *const *next; /* rows of a later call, to be fetched meanwhile */
+    uint32_t n_next;
+    size_t next_bytes; /* of one row */
 };
 
 /* Up to TILE_QUERIES queries that are computed together, and the tokens any of them attends to. */
 struct attend_tile {
     uint32_t first, n_q;
     uint32_t n_tokens, n_scored;
-    uint64_t all; /* tokens that all of them attend to */
+    uint32_t n_fetched; /* of `next`; at its end in all tiles but a call's first */
+    uint64_t all;       /* tokens that all of them attend to */
     uint8_t tokens[KERNELS_BLOCK_TOKENS];
 };
 
@@ -102,6 +107,13 @@ VECTOR_INLINE __m128 attend_scale(__m128 dots, float scale)
     return _mm_max_ps(_mm_set1_ps(-FLT_MAX), _mm_min_ps(_mm_set1_ps(FLT_MAX), s));
 }
 
+/* Asks for the next few rows of a later call, so that they arrive while this one computes. */
+VECTOR_INLINE void attend_fetch(const struct attend_rows *in, struct attend_tile *tile)
+{
+    for (uint32_t i = 0; i < TILE_TOKENS && tile->n_fetched < in->n_next; i++)
+        row_prefetch(in->next[tile->n_fetched++], in->next_bytes);
+}
+
 /* Scores of the tile's tokens below `end`, from where the last call stopped. Other elements are left as they are. */
 VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, struct attend_batch *batch,
                                  struct attend_tile *tile, uint32_t end)
@@ -117,7 +129,9 @@ VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, struct a
     for (; t + TILE_TOKENS <= n_tokens && tokens[t + 3] < end; t += TILE_TOKENS) {
         const char *rows[TILE_TOKENS];
         for (uint32_t j = 0; j < TILE_TOKENS; j++)
-            rows[j] = in->keys + tokens[t + j] * in->key_stride_bytes;
+            rows[j] = in->keys[tokens[t + j]];
+        if (tile->n_fetched < in->n_next)
+            attend_fetch(in, tile);
         attend_dots(n_q, 4, decoded, q, q_stride, rows, in->n_vectors, dots);
         int in_a_row = tokens[t + 3] == tokens[t] + 3;
 #pragma GCC unroll 4
@@ -134,7 +148,7 @@ VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, struct a
         }
     }
     for (; t < n_tokens && tokens[t] < end; t++) {
-        const char *row = in->keys + tokens[t] * in->key_stride_bytes;
+        const char *row = in->keys[tokens[t]];
         attend_dots(n_q, 1, decoded, q, q_stride, &row, in->n_vectors, dots);
 #pragma GCC unroll 4
         for (uint32_t a = 0; a < n_q; a++)
@@ -177,8 +191,7 @@ VECTOR_INLINE void attend_values(const uint32_t n_q, const uint32_t n_d, const i
                                  const struct attend_tile *tile, uint32_t panel, uint32_t from)
 {
     const struct attend_rows *in = batch->in;
-    const char *values = in->values + panel * in->panel_stride_bytes;
-    const size_t value_stride_bytes = in->value_stride_bytes;
+    const size_t panel_offset = panel * in->panel_stride_bytes;
     const uint64_t *masks = batch->masks + tile->first;
     const uint64_t all = tile->all;
     float(*weights)[KERNELS_BLOCK_TOKENS] = &batch->scores[tile->first];
@@ -190,7 +203,7 @@ VECTOR_INLINE void attend_values(const uint32_t n_q, const uint32_t n_d, const i
             sums[a][d] = vf_zero();
     for (uint32_t t = 0; t < tile->n_tokens; t++) {
         const uint32_t token = tile->tokens[t];
-        const char *value = values + token * value_stride_bytes;
+        const char *value = in->values[token] + panel_offset;
         if (all >> token & 1u) {
             vf weight[TILE_QUERIES];
 #pragma GCC unroll 4
@@ -276,6 +289,7 @@ static uint32_t attend_cut(const uint64_t *masks, uint32_t n, struct attend_tile
         tile->first = i;
         tile->n_q = n_q;
         tile->n_scored = 0;
+        tile->n_fetched = UINT32_MAX;
         if (!any)
             continue;
         if (before && any == listed) { /* most often all queries attend to the same tokens */
@@ -295,8 +309,8 @@ static uint32_t attend_cut(const uint64_t *masks, uint32_t n, struct attend_tile
 
 /* Up to BATCH_QUERIES queries: all scores, in steps of few tokens so that their keys stay near; all weights; all values,
  * panel by panel; the merges. */
-static void attend_batch(const struct attend_rows *in, int decoded, const float *q, size_t q_stride, uint32_t n,
-                         uint32_t head_dim, const uint64_t *masks, float scale, float *partials)
+static void attend_batch(const struct attend_rows *in, int decoded, int fetch, const float *q, size_t q_stride,
+                         uint32_t n, uint32_t head_dim, const uint64_t *masks, float scale, float *partials)
 {
     typedef void tile_function(struct attend_batch *, struct attend_tile *, uint32_t);
     static tile_function *const score[2][TILE_QUERIES] = {
@@ -311,6 +325,8 @@ static void attend_batch(const struct attend_rows *in, int decoded, const float 
     struct attend_batch batch;
     float max[BATCH_QUERIES], sum[BATCH_QUERIES];
     const uint32_t n_tiles = attend_cut(masks, n, tiles);
+    if (n_tiles && fetch)
+        tiles[0].n_fetched = 0;
     batch.in = in;
     batch.q = q;
     batch.q_stride = q_stride;
@@ -341,13 +357,15 @@ static void attend_batch(const struct attend_rows *in, int decoded, const float 
                                 head_dim);
 }
 
+/* masks [n_queries] with masks_step 1; [BATCH_QUERIES], all equal, with 0. */
 static void attend_batches(const struct attend_rows *in, int decoded, const float *q, uint32_t n_queries,
-                           uint32_t head_dim, const uint64_t *masks, float scale, float *partials)
+                           uint32_t head_dim, const uint64_t *masks, uint32_t masks_step, float scale, float *partials)
 {
     const int padded = head_dim % VECTOR_WIDTH != 0;
     for (uint32_t i = 0, n; i < n_queries; i += n) {
         n = n_queries - i < BATCH_QUERIES ? n_queries - i : BATCH_QUERIES;
         const float *batch_q = q + (size_t)i * head_dim;
+        const uint64_t *batch_masks = masks + (size_t)i * masks_step;
         float *batch_partials = partials + (size_t)i * KERNELS_PARTIAL_FLOATS(head_dim);
         if (padded) {
             float copy[BATCH_QUERIES][KERNELS_MAX_HEAD_DIM];
@@ -355,81 +373,96 @@ static void attend_batches(const struct attend_rows *in, int decoded, const floa
                 memcpy(copy[a], batch_q + (size_t)a * head_dim, head_dim * sizeof(float));
                 memset(copy[a] + head_dim, 0, VECTOR_WIDTH * sizeof(float) - head_dim % VECTOR_WIDTH * sizeof(float));
             }
-            attend_batch(in, decoded, copy[0], KERNELS_MAX_HEAD_DIM, n, head_dim, masks + i, scale, batch_partials);
+            attend_batch(in, decoded, i == 0, copy[0], KERNELS_MAX_HEAD_DIM, n, head_dim, batch_masks, scale,
+                         batch_partials);
         } else {
-            attend_batch(in, decoded, batch_q, head_dim, n, head_dim, masks + i, scale, batch_partials);
+            attend_batch(in, decoded, i == 0, batch_q, head_dim, n, head_dim, batch_masks, scale, batch_partials);
         }
     }
 }
 
-/* n values, zero-padded to whole vectors. */
-VECTOR_INLINE void attend_decode_padded(const uint16_t *from, uint32_t n, float *to)
-{
-    uint32_t i = 0;
-    for (; i + VECTOR_WIDTH <= n; i += VECTOR_WIDTH)
-        vf_store(to + i, vf_decode(from + i));
-    if (i < n) {
-        uint16_t tail[VECTOR_WIDTH] = {0};
-        memcpy(tail, from + i, (n - i) * sizeof *tail);
-        vf_store(to + i, vf_decode(tail));
-    }
-}
-
-/* Reads only the tokens of `any`. */
-static void attend_decode(const uint16_t *rows, uint32_t head_dim, uint64_t any, float *keys, size_t key_stride,
-                          float *values)
+/* Decodes the tokens of `any`, no others; room_keys and room_values are theirs. */
+VECTOR_INLINE void attend_decode(const enum kernels_rows codec, struct attend_rows *in, const void *const *rows,
+                                 uint32_t head_dim, uint64_t any, float *room_keys, float *room_values)
 {
     const uint32_t panel = TILE_DIMENSIONS * VECTOR_WIDTH;
+    const size_t key_stride = (size_t)in->n_vectors * VECTOR_WIDTH;
     for (; any; any &= any - 1) {
         const size_t token = (size_t)__builtin_ctzll(any);
-        const uint16_t *row = rows + token * 2 * head_dim;
-        attend_decode_padded(row, head_dim, keys + token * key_stride);
+        float *key = room_keys + token * key_stride, *value = room_values + token * panel;
+        row_decode(codec, rows[token], head_dim, 0, 0, head_dim, key);
         for (uint32_t d = 0; d < head_dim; d += panel)
-            attend_decode_padded(row + head_dim + d, head_dim - d < panel ? head_dim - d : panel,
-                                 values + (size_t)d * KERNELS_BLOCK_TOKENS + token * panel);
+            row_decode(codec, rows[token], head_dim, 1, d, head_dim - d < panel ? head_dim - d : panel,
+                       value + (size_t)d * KERNELS_BLOCK_TOKENS);
+        in->keys[token] = (const char *)key;
+        in->values[token] = (const char *)value;
     }
+    in->panel_stride_bytes = KERNELS_BLOCK_TOKENS * panel * sizeof(float);
 }
 
-static __attribute__((noinline)) void attend_block_decoded(const float *q, uint32_t n_queries, uint32_t head_dim,
-                                                           const uint16_t *rows, uint64_t any, const uint64_t *masks,
-                                                           float scale, float *partials)
+static __attribute__((noinline)) void attend_decoded(struct attend_rows *in, const float *q, uint32_t n_queries,
+                                                     uint32_t head_dim, enum kernels_rows codec,
+                                                     const void *const *rows, uint64_t any, const uint64_t *masks,
+                                                     uint32_t masks_step, float scale, float *partials)
 {
     _Alignas(64) float keys[KERNELS_BLOCK_TOKENS * KERNELS_MAX_HEAD_DIM];
     _Alignas(64) float values[KERNELS_BLOCK_TOKENS * KERNELS_MAX_HEAD_DIM];
-    const uint32_t n_vectors = (head_dim + VECTOR_WIDTH - 1) / VECTOR_WIDTH;
-    const size_t key_stride = (size_t)n_vectors * VECTOR_WIDTH;
-    attend_decode(rows, head_dim, any, keys, key_stride, values);
-    struct attend_rows in = {
-        .keys = (const char *)keys,
-        .values = (const char *)values,
-        .key_stride_bytes = key_stride * sizeof(float),
-        .value_stride_bytes = TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(float),
-        .panel_stride_bytes = (size_t)KERNELS_BLOCK_TOKENS * TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(float),
-        .n_vectors = n_vectors,
-    };
-    attend_batches(&in, 1, q, n_queries, head_dim, masks, scale, partials);
+    if (codec == KERNELS_ROWS_F16)
+        attend_decode(KERNELS_ROWS_F16, in, rows, head_dim, any, keys, values);
+    else
+        attend_decode(KERNELS_ROWS_Q8_0, in, rows, head_dim, any, keys, values);
+    attend_batches(in, 1, q, n_queries, head_dim, masks, masks_step, scale, partials);
 }
 
-static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, const uint16_t *rows,
-                         const uint64_t *masks, float scale, float *partials)
+static void attend_any(struct attend_rows *in, const float *q, uint32_t n_queries, uint32_t head_dim,
+                       enum kernels_rows codec, const void *const *rows, uint64_t any, const uint64_t *masks,
+                       uint32_t masks_step, float scale, float *partials)
 {
-    if (n_queries >= DECODE_QUERIES || head_dim % VECTOR_WIDTH != 0) {
-        uint64_t any = 0;
-        for (uint32_t i = 0; i < n_queries; i++)
-            any |= masks[i];
-        if (any)
-            attend_block_decoded(q, n_queries, head_dim, rows, any, masks, scale, partials);
+    in->n_vectors = (head_dim + VECTOR_WIDTH - 1) / VECTOR_WIDTH;
+    if (n_queries >= DECODE_QUERIES || head_dim % VECTOR_WIDTH != 0 || codec != KERNELS_ROWS_F16) {
+        attend_decoded(in, q, n_queries, head_dim, codec, rows, any, masks, masks_step, scale, partials);
         return;
     }
-    struct attend_rows in = {
-        .keys = (const char *)rows,
-        .values = (const char *)(rows + head_dim),
-        .key_stride_bytes = (size_t)head_dim * 2 * sizeof(uint16_t),
-        .value_stride_bytes = (size_t)head_dim * 2 * sizeof(uint16_t),
-        .panel_stride_bytes = TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(uint16_t),
-        .n_vectors = head_dim / VECTOR_WIDTH,
-    };
-    attend_batches(&in, 0, q, n_queries, head_dim, masks, scale, partials);
+    for (; any; any &= any - 1) {
+        const int token = __builtin_ctzll(any);
+        in->keys[token] = rows[token];
+        in->values[token] = (const char *)rows[token] + (size_t)head_dim * sizeof(uint16_t);
+    }
+    in->panel_stride_bytes = TILE_DIMENSIONS * VECTOR_WIDTH * sizeof(uint16_t);
+    attend_batches(in, 0, q, n_queries, head_dim, masks, masks_step, scale, partials);
+}
+
+static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
+                         const void *rows, const uint64_t *masks, float scale, float *partials)
+{
+    const size_t n_bytes = row_bytes(head_dim, codec);
+    struct attend_rows in;
+    const void *each[KERNELS_BLOCK_TOKENS];
+    uint64_t any = 0;
+    for (uint32_t i = 0; i < n_queries; i++)
+        any |= masks[i];
+    if (!any)
+        return;
+    for (uint64_t left = any; left; left &= left - 1) {
+        const size_t token = (size_t)__builtin_ctzll(left);
+        each[token] = (const char *)rows + token * n_bytes;
+    }
+    in.n_next = 0;
+    attend_any(&in, q, n_queries, head_dim, codec, each, any, masks, 1, scale, partials);
+}
+
+static void attend_rows(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
+                        const void *const *rows, uint32_t n_rows, uint32_t n_next, float scale, float *partials)
+{
+    const uint64_t any = ~UINT64_C(0) >> (KERNELS_BLOCK_TOKENS - n_rows);
+    struct attend_rows in;
+    uint64_t masks[BATCH_QUERIES];
+    for (uint32_t i = 0; i < BATCH_QUERIES; i++)
+        masks[i] = any;
+    in.next = rows + n_rows;
+    in.n_next = n_next;
+    in.next_bytes = row_bytes(head_dim, codec);
+    attend_any(&in, q, n_queries, head_dim, codec, rows, any, masks, 0, scale, partials);
 }
 
 /* The same dots as attend_block's scores. */
@@ -450,7 +483,7 @@ static void score_f16(const float *q, uint32_t head_dim, const uint16_t *keys, u
             const uint16_t *key = keys + (size_t)(k + (j < n ? j : 0)) * head_dim;
             rows[j] = (const char *)key;
             if (padded) {
-                attend_decode_padded(key, head_dim, decoded[j]);
+                row_decode(KERNELS_ROWS_F16, key, head_dim, 0, 0, head_dim, decoded[j]);
                 rows[j] = (const char *)decoded[j];
             }
         }

@@ -34,6 +34,14 @@ VECTOR_INLINE vf vf_decode(const uint16_t *p)
 {
     return (vf){_mm256_cvtph_ps(halves_load16(p)), _mm256_cvtph_ps(halves_load16(p + 8))};
 }
+VECTOR_INLINE __m256 halves_bytes(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+VECTOR_INLINE vf vf_bytes(const int8_t *p)
+{
+    return (vf){halves_bytes(p), halves_bytes(p + 8)};
+}
 VECTOR_INLINE void vf_encode(uint16_t *p, vf a)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));

@@ -1,7 +1,7 @@
 /*
- * main.c - how fast the kernels are on this machine: products with packed weights, attention over blocks.
+ * main.c - how fast the kernels are on this machine: products with packed weights, attention over blocks and rows.
  *
- *     bench-kernels [--isa plain|avx2|avx512|auto] [--threads N] [--only matmul|attend]
+ *     bench-kernels [--isa plain|avx2|avx512|auto] [--threads N] [--only matmul|attend|rows]
  *
  * Every line is the best of several rounds, so that a neighbour's work on a shared machine disturbs little.
  */
@@ -129,7 +129,7 @@ static void run_block(void *context)
 {
     struct block_attend *attend = context;
     const uint16_t *rows = attend->rows + (size_t)(attend->next++ % attend->n_blocks) * 128 * attend->head_dim;
-    kernels->attend_block(attend->q, attend->n_queries, attend->head_dim, rows, attend->masks, 0.125f,
+    kernels->attend_block(attend->q, attend->n_queries, attend->head_dim, KERNELS_ROWS_F16, rows, attend->masks, 0.125f,
                           attend->partials);
 }
 
@@ -153,6 +153,120 @@ static void bench_block(uint32_t n_queries, uint32_t head_dim, const char *kind,
     free(attend.partials);
 }
 
+/* Rows of one codec that lie at random in far more memory than the caches hold. */
+struct far_rows {
+    const float *q;
+    char *memory;
+    const void **rows; /* [FAR_ROWS + 128] */
+    float *partials, *weights;
+    uint32_t n_queries, head_dim, next;
+    enum kernels_rows codec;
+};
+
+#define FAR_BYTES ((size_t)256 << 20)
+#define FAR_ROWS  (1u << 16)
+
+/* The next 64 rows, those after them announced or not. */
+static void run_far(struct far_rows *far, uint32_t n_next)
+{
+    const uint32_t first = far->next % FAR_ROWS;
+    far->next += 64;
+    kernels->attend_rows(far->q, far->n_queries, far->head_dim, far->codec, far->rows + first, 64, n_next, 0.125f,
+                         far->partials);
+}
+
+static void run_far_alone(void *context)
+{
+    run_far(context, 0);
+}
+
+static void run_far_in_turn(void *context)
+{
+    run_far(context, 64);
+}
+
+static void run_far_weighed(void *context)
+{
+    struct far_rows *far = context;
+    const uint32_t first = far->next % FAR_ROWS;
+    far->next += 64;
+    kernels->weigh_rows(far->n_queries, far->head_dim, far->codec, far->rows + first, 64, far->weights, 64,
+                        far->partials);
+}
+
+static void run_near(void *context)
+{
+    struct far_rows *far = context;
+    kernels->attend_rows(far->q, far->n_queries, far->head_dim, far->codec, far->rows, 64, 0, 0.125f, far->partials);
+}
+
+static void run_mean(void *context)
+{
+    struct far_rows *far = context;
+    for (uint32_t b = 0; b < 64; b++)
+        kernels->weigh_mean(far->n_queries, far->head_dim, (const float *)(const void *)far->rows[b], far->weights + b,
+                            64, far->partials);
+}
+
+static void bench_far(struct far_rows *far, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void *context);
+    } runs[] = {
+        {"attend_rows, near", run_near},
+        {"attend_rows, far", run_far_alone},
+        {"attend_rows, far, next announced", run_far_in_turn},
+        {"weigh_rows, far", run_far_weighed},
+    };
+    const size_t row_bytes = kernels_row_bytes(head_dim, codec);
+    far->n_queries = n_queries;
+    far->head_dim = head_dim;
+    far->codec = codec;
+    far->q = filled_floats((size_t)n_queries * head_dim);
+    far->weights = filled_floats((size_t)n_queries * 64);
+    far->partials = filled_floats((size_t)n_queries * KERNELS_PARTIAL_FLOATS(head_dim));
+    uint64_t random = 88172645463325252u;
+    for (uint32_t i = 0; i < FAR_ROWS + 128; i++) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        far->rows[i] = far->memory + random % (FAR_BYTES / row_bytes - 1) * row_bytes;
+    }
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        double seconds = measure(runs[i].run, far);
+        printf("%-33s %-4s head_dim %3u queries %3u  %8.2f us  %6.1f GMAC/s  %6.1f GB/s of rows, 1 thread\n",
+               runs[i].name, codec == KERNELS_ROWS_F16 ? "f16" : "q8_0", head_dim, n_queries, seconds * 1e6,
+               64.0 * (i == 3 ? 1 : 2) * head_dim * n_queries / seconds * 1e-9,
+               64.0 * (double)row_bytes / seconds * 1e-9);
+    }
+    if (codec == KERNELS_ROWS_F16) {
+        for (uint32_t i = 0; i < 64; i++)
+            far->rows[i] = far->memory + (size_t)i * 4096 * 16;
+        double seconds = measure(run_mean, far);
+        printf("weigh_mean head_dim %3u queries %3u  %8.2f us for 64 blocks\n", head_dim, n_queries, seconds * 1e6);
+    }
+    free((void *)(uintptr_t)far->q);
+    free(far->weights);
+    free(far->partials);
+}
+
+static void bench_rows(void)
+{
+    struct far_rows far = {.memory = ops->alloc(backend, FAR_BYTES), .rows = calloc(FAR_ROWS + 128, sizeof *far.rows)};
+    if (!far.memory || !far.rows)
+        exit(1);
+    for (size_t i = 0; i < FAR_BYTES; i++)
+        far.memory[i] = (char)((i * 2654435761u >> 13) & 0x3f);
+    for (uint32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
+        bench_far(&far, 3, head_dim, KERNELS_ROWS_F16);
+        bench_far(&far, 3, head_dim, KERNELS_ROWS_Q8_0);
+        bench_far(&far, 8, head_dim, KERNELS_ROWS_F16);
+    }
+    ops->free(backend, far.memory);
+    free(far.rows);
+}
+
 int main(int argc, char **argv)
 {
     enum kernels_isa isa = KERNELS_ISA_AUTO;
@@ -167,7 +281,8 @@ int main(int argc, char **argv)
             only = argv[i + 1];
             continue;
         }
-        fprintf(stderr, "usage: bench-kernels [--isa plain|avx2|avx512|auto] [--threads N] [--only matmul|attend]\n");
+        fprintf(stderr,
+                "usage: bench-kernels [--isa plain|avx2|avx512|auto] [--threads N] [--only matmul|attend|rows]\n");
         return 2;
     }
     kernels_thread_setup();
@@ -183,12 +298,13 @@ int main(int argc, char **argv)
     printf("%s\n", ops->describe(backend));
     static const enum tensor_type types[] = {TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q4_K, TENSOR_Q5_K,
                                              TENSOR_Q6_K, TENSOR_Q8_0, TENSOR_F16,  TENSOR_F32};
-    if (strcmp(only, "attend") != 0) {
+    if (strcmp(only, "attend") != 0 && strcmp(only, "rows") != 0) {
         bench_matmul(TENSOR_Q4_1, 576, 1536);
         for (size_t i = 0; i < sizeof types / sizeof *types; i++)
             bench_matmul(types[i], 1024, 2048);
     }
-    for (uint32_t head_dim = 64; head_dim <= 128 && strcmp(only, "matmul") != 0; head_dim += 64) {
+    for (uint32_t head_dim = 64; head_dim <= 128 && strcmp(only, "matmul") != 0 && strcmp(only, "rows") != 0;
+         head_dim += 64) {
         bench_block(1, head_dim, "dense", ~UINT64_C(0), 0);
         bench_block(3, head_dim, "dense", ~UINT64_C(0), 0);
         bench_block(8, head_dim, "dense", ~UINT64_C(0), 0);
@@ -196,6 +312,8 @@ int main(int argc, char **argv)
         bench_block(192, head_dim, "dense", ~UINT64_C(0), 0);
         bench_block(192, head_dim, "causal", 0, 1);
     }
+    if (strcmp(only, "matmul") != 0 && strcmp(only, "attend") != 0)
+        bench_rows();
     ops->close(backend);
     pool_free(pool);
     return 0;

@@ -29,9 +29,9 @@ struct backend_rope {
     float magnitude;          /* multiplies cos and sin (YaRN's attention factor), 1 otherwise */
 };
 
-/* One piece of attention: up to 64 contiguous f16 rows [64][K|V] and the tokens wanted from them. */
+/* One piece of attention: up to 64 contiguous rows of one codec and the tokens wanted from them. */
 struct backend_piece {
-    const uint16_t *rows;
+    const void *rows;
     uint64_t mask;
 };
 
@@ -66,6 +66,8 @@ struct backend_ops {
 
     void *(*alloc)(struct backend *backend, size_t n_bytes); /* 64-byte aligned, zeroed; NULL: no memory */
     void (*free)(struct backend *backend, void *memory);
+    /* Bytes in use on the device, as really allocated: given out by alloc, held by weights (mapped ones included), and its own. */
+    size_t (*bytes)(const struct backend *backend);
 
     /* Take a matrix (rows = outputs, columns = inputs) or a vector; the tensor's bytes may be repacked or kept by reference,
      * so the mapped file must stay. -ENOTSUP: a type this back end has no kernel for; -ENOMEM. */
@@ -89,12 +91,12 @@ struct backend_ops {
     void (*swiglu)(struct backend *backend, float *gate, const float *up, uint32_t n_tokens, uint32_t n);
     /* x [n] <- x + y */
     void (*add)(struct backend *backend, float *x, const float *y, size_t n);
-    /* rows [T][n_kv_heads][K|V] f16 from k and v [T][n_kv_heads][head_dim] */
+    /* rows [T][n_kv_heads][kernels_row_bytes] from k and v [T][n_kv_heads][head_dim] */
     void (*encode_rows)(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
-                        uint32_t head_dim, uint16_t *rows);
+                        uint32_t head_dim, enum kernels_rows codec, void *rows);
     /* exact attention partials, items are independent of each other */
     void (*attend)(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim,
-                   float scale);
+                   enum kernels_rows codec, float scale);
 };
 
 extern const struct backend_ops backend_reference;

@@ -84,9 +84,11 @@ static void inputs_are_quantized_alike(void **state)
     }
 }
 
+static struct memory_arena arena;
+
 static void pack(const struct tensor *tensor, uint32_t tile_rows, struct cpu_packed *packed)
 {
-    assert_int_equal(cpu_packed_init(packed, tensor, tile_rows), 0);
+    assert_int_equal(cpu_packed_init(packed, tensor, tile_rows, &arena), 0);
     for (uint32_t tile = 0; tile < packed->n_tiles; tile++)
         cpu_packed_fill(packed, tensor, tile);
 }

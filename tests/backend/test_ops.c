@@ -5,8 +5,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -34,6 +36,7 @@ static void names_and_memory(void **state)
         }
         on->ops->free(on->backend, NULL);
         assert_null(on->ops->alloc(on->backend, SIZE_MAX));
+        assert_null(on->ops->alloc(on->backend, SIZE_MAX / 2 + 1));
         assert_null(on->ops->close(NULL));
     }
     assert_string_equal(fixture->instances[1].name, "cpu, plain, 1 thread");
@@ -45,6 +48,89 @@ static void names_and_memory(void **state)
         assert_int_equal(backend_cpu.open(&options, &backend, error, sizeof error), -ENOTSUP);
         assert_null(backend);
         assert_true(error[0] != '\0');
+    }
+}
+
+/* Bytes this process has in memory. */
+static size_t resident_bytes(void)
+{
+    unsigned long all = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%lu %lu", &all, &resident), 2);
+    fclose(file);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* What is counted is what was given out, goes back to where it was, and is what the process really holds. */
+static void bytes_are_counted(void **state)
+{
+    const struct fixture *fixture = *state;
+    static const size_t sizes[] = {1, 5000, 1 << 20, (3 << 20) + 100, 70 << 20, 20 << 20};
+    for (uint32_t i = 0; i < fixture->n_instances; i++) {
+        const struct fixture_instance *on = &fixture->instances[i];
+        const size_t before = on->ops->bytes(on->backend), held_before = resident_bytes();
+        uint8_t *memory[6];
+        size_t given = 0;
+        for (size_t k = 0; k < 6; k++) {
+            memory[k] = on->ops->alloc(on->backend, sizes[k]);
+            assert_non_null(memory[k]);
+            assert_int_equal((uintptr_t)memory[k] % 64, 0);
+            for (size_t at = 0; at < sizes[k]; at += 1023)
+                assert_int_equal(memory[k][at], 0);
+            assert_int_equal(memory[k][sizes[k] - 1], 0);
+            memset(memory[k], 0xff, sizes[k]);
+            given += sizes[k];
+            const size_t counted = on->ops->bytes(on->backend) - before;
+            assert_true(counted >= given && counted <= given + (k + 1) * 8192);
+        }
+        const size_t counted = on->ops->bytes(on->backend) - before;
+        const size_t held = resident_bytes() - held_before;
+#ifndef HCATTN_SANITIZED
+        assert_true(held >= counted - counted / 20 && held <= counted + counted / 20);
+#else
+        (void)held;
+#endif
+        for (size_t k = 0; k < 6; k++)
+            on->ops->free(on->backend, memory[k]);
+        assert_int_equal(on->ops->bytes(on->backend), before);
+    }
+}
+
+/* Many small matrices and a large one, in and out in any order. */
+static void bytes_of_weights_are_counted(void **state)
+{
+    const struct fixture *fixture = *state;
+    for (uint32_t i = 0; i < fixture->n_instances; i++) {
+        const struct fixture_instance *on = &fixture->instances[i];
+        struct tensor small = fixture_tensor(TENSOR_Q4_1, 256, 1024), large = fixture_tensor(TENSOR_Q8_0, 2048, 1024);
+        struct tensor vector = fixture_tensor(TENSOR_F32, 1, 1024), floats = fixture_tensor(TENSOR_F16, 64, 1024);
+        struct weight *weights[150], *others[3];
+        assert_int_equal(on->ops->weight_new(on->backend, &small, &weights[0]),
+                         0); /* room for inputs comes with the first */
+        const size_t before = on->ops->bytes(on->backend);
+        size_t sum = 0;
+        for (int w = 1; w < 150; w++) { /* 24 MB: more than one mapping of small ones */
+            assert_int_equal(on->ops->weight_new(on->backend, &small, &weights[w]), 0);
+            sum += on->ops->weight_bytes(weights[w]);
+        }
+        assert_int_equal(on->ops->weight_new(on->backend, &large, &others[0]), 0);
+        assert_int_equal(on->ops->weight_new(on->backend, &vector, &others[1]), 0);
+        assert_int_equal(on->ops->weight_new(on->backend, &floats, &others[2]), 0);
+        for (int w = 0; w < 3; w++)
+            sum += on->ops->weight_bytes(others[w]);
+        assert_int_equal(on->ops->bytes(on->backend), before + sum);
+        assert_true(sum >= 149 * small.n_bytes + large.n_bytes + vector.n_bytes + floats.n_bytes);
+        for (int w = 1; w < 150; w++)
+            on->ops->weight_free(on->backend, weights[w * 7 % 150 == 0 ? 0 : w * 7 % 150]);
+        for (int w = 0; w < 3; w++)
+            on->ops->weight_free(on->backend, others[w]);
+        assert_int_equal(on->ops->bytes(on->backend), before);
+        on->ops->weight_free(on->backend, weights[0]);
+        fixture_tensor_free(&small);
+        fixture_tensor_free(&large);
+        fixture_tensor_free(&vector);
+        fixture_tensor_free(&floats);
     }
 }
 
@@ -195,11 +281,23 @@ static void encode_rows(void **state)
             const struct fixture_instance *on = &fixture->instances[i];
             memset(rows, 0xff, 2 * n * sizeof *rows);
             on->ops->encode_rows(on->backend, a, b, cases[c].n_tokens, cases[c].n_kv_heads, cases[c].head_dim,
-                                 i ? rows : expected_rows);
+                                 KERNELS_ROWS_F16, i ? rows : expected_rows);
             if (i)
                 assert_memory_equal(rows, expected_rows, 2 * n * sizeof *rows);
         }
         assert_int_equal(expected_rows[0], 0x7c00);
+        const size_t n_bytes =
+            (size_t)cases[c].n_tokens * cases[c].n_kv_heads * kernels_row_bytes(cases[c].head_dim, KERNELS_ROWS_Q8_0);
+        for (uint32_t i = 0; i < fixture->n_instances; i++) {
+            const struct fixture_instance *on = &fixture->instances[i];
+            memset(rows, 0xff, n_bytes + 1);
+            on->ops->encode_rows(on->backend, a, b, cases[c].n_tokens, cases[c].n_kv_heads, cases[c].head_dim,
+                                 KERNELS_ROWS_Q8_0, i ? rows : expected_rows);
+            if (i)
+                assert_memory_equal(rows, expected_rows, n_bytes);
+            assert_int_equal(((uint8_t *)rows)[n_bytes], 0xff);
+        }
+        assert_int_equal(((int8_t *)expected_rows)[0], 127);
     }
 }
 
@@ -242,12 +340,15 @@ static void start_partials(const struct attend_case *c, bool fresh)
     }
 }
 
-static size_t build_items(const struct attend_case *c)
+static size_t build_items(const struct attend_case *c, enum kernels_rows codec)
 {
     size_t queries = 0;
     for (uint32_t p = 0; p < MAX_PIECES; p++) {
         fixture_fill(b, (size_t)64 * 2 * c->head_dim, 2.0f);
-        kernels_get(KERNELS_ISA_PLAIN)->f16_encode(b, (size_t)64 * 2 * c->head_dim, block_rows[p]);
+        for (uint32_t t = 0; t < 64; t++)
+            kernels_get(KERNELS_ISA_PLAIN)
+                ->encode_row(b + 2 * t * c->head_dim, b + (2 * t + 1) * c->head_dim, c->head_dim, codec,
+                             (char *)block_rows[p] + t * kernels_row_bytes(c->head_dim, codec));
     }
     for (uint32_t i = 0; i < c->n_items; i++) {
         for (uint32_t p = 0; p < c->n_pieces; p++) {
@@ -292,16 +393,17 @@ static void check_partials(const struct attend_case *c, const char *name, size_t
 static void attend(void **state)
 {
     const struct fixture *fixture = *state;
-    for (size_t k = 0; k < 2 * sizeof attend_cases / sizeof *attend_cases; k++) {
-        const struct attend_case *c = &attend_cases[k / 2];
+    for (size_t k = 0; k < 4 * sizeof attend_cases / sizeof *attend_cases; k++) {
+        const struct attend_case *c = &attend_cases[k / 4];
         const bool fresh = k % 2 == 0;
+        const enum kernels_rows codec = k / 2 % 2 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16;
         const float scale = 1.0f / sqrtf((float)c->head_dim);
-        const size_t n_queries = build_items(c);
+        const size_t n_queries = build_items(c, codec);
         const size_t width = KERNELS_PARTIAL_FLOATS(c->head_dim), n = n_queries * width;
         for (uint32_t i = 0; i < fixture->n_instances; i++) {
             const struct fixture_instance *on = &fixture->instances[i];
             start_partials(c, fresh);
-            on->ops->attend(on->backend, items, c->n_items, c->head_dim, scale);
+            on->ops->attend(on->backend, items, c->n_items, c->head_dim, codec, scale);
             if (i == 0) {
                 memcpy(expected, out, n * sizeof *out);
                 continue;
@@ -324,7 +426,7 @@ static void attend(void **state)
                     one.partials += query * width;
                     one.n_queries = left < c->group ? left : c->group;
                     one.causal_first += query / c->group;
-                    on->ops->attend(on->backend, &one, 1, c->head_dim, scale);
+                    on->ops->attend(on->backend, &one, 1, c->head_dim, codec, scale);
                 }
             }
             assert_memory_equal(b, out, n * sizeof *out);
@@ -335,8 +437,14 @@ static void attend(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_memory), cmocka_unit_test(rms_norm), cmocka_unit_test(rope),
-        cmocka_unit_test(swiglu),           cmocka_unit_test(add),      cmocka_unit_test(encode_rows),
+        cmocka_unit_test(bytes_are_counted),
+        cmocka_unit_test(bytes_of_weights_are_counted),
+        cmocka_unit_test(names_and_memory),
+        cmocka_unit_test(rms_norm),
+        cmocka_unit_test(rope),
+        cmocka_unit_test(swiglu),
+        cmocka_unit_test(add),
+        cmocka_unit_test(encode_rows),
         cmocka_unit_test(attend),
     };
     return cmocka_run_group_tests(tests, fixture_open, fixture_close);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/pool.h"
+#include "gpu-worker/backend/memory.h"
 #include "gpu-worker/model/dequantize.h"
 
 static const struct cpu_kernels *ops_of(enum kernels_isa isa)
@@ -24,8 +25,9 @@ static const struct cpu_kernels *ops_of(enum kernels_isa isa)
 static struct backend *cpu_close(struct backend *backend)
 {
     if (backend) {
-        free(backend->activations);
-        free(backend->rope.angles);
+        memory_free(backend->activations);
+        memory_free(backend->rope.angles);
+        memory_arena_fini(&backend->arena);
         free(backend);
     }
     return NULL;
@@ -40,12 +42,13 @@ static int cpu_open(const struct backend_options *options, struct backend **ret_
     }
     struct backend *backend = calloc(1, sizeof *backend);
     if (backend)
-        backend->rope.angles = calloc((size_t)CPU_ROPE_TOKENS * CPU_ROPE_ANGLES, sizeof *backend->rope.angles);
+        backend->rope.angles = memory_alloc((size_t)CPU_ROPE_TOKENS * CPU_ROPE_ANGLES * sizeof *backend->rope.angles);
     if (!backend || !backend->rope.angles) {
         snprintf(error, error_size, "no memory for the cpu back end");
         cpu_close(backend);
         return -ENOMEM;
     }
+    backend->n_bytes = memory_bytes(backend->rope.angles);
     backend->kernels = kernels;
     backend->ops = ops_of(kernels->isa);
     backend->pool = options->pool;
@@ -63,20 +66,20 @@ static const char *cpu_describe(const struct backend *backend)
 
 static void *cpu_alloc(struct backend *backend, size_t n_bytes)
 {
-    (void)backend;
-    if (n_bytes > SIZE_MAX - 63)
-        return NULL;
-    size_t rounded = n_bytes ? (n_bytes + 63) / 64 * 64 : 64;
-    void *memory = aligned_alloc(64, rounded);
-    if (memory)
-        memset(memory, 0, rounded);
+    void *memory = memory_alloc(n_bytes);
+    backend->n_bytes += memory_bytes(memory);
     return memory;
 }
 
 static void cpu_free(struct backend *backend, void *memory)
 {
-    (void)backend;
-    free(memory);
+    backend->n_bytes -= memory_bytes(memory);
+    memory_free(memory);
+}
+
+static size_t cpu_bytes(const struct backend *backend)
+{
+    return backend->n_bytes;
 }
 
 /* Room for a chunk of quantized inputs of this many blocks. */
@@ -84,10 +87,11 @@ static int grow_activations(struct backend *backend, uint32_t n_blocks)
 {
     if (n_blocks <= backend->activation_blocks)
         return 0;
-    struct cpu_activation *room = aligned_alloc(64, (size_t)CPU_CHUNK_TOKENS * n_blocks * sizeof *backend->activations);
+    struct cpu_activation *room = memory_alloc((size_t)CPU_CHUNK_TOKENS * n_blocks * sizeof *backend->activations);
     if (!room)
         return -ENOMEM;
-    free(backend->activations);
+    backend->n_bytes += memory_bytes(room) - memory_bytes(backend->activations);
+    memory_free(backend->activations);
     backend->activations = room;
     backend->activation_blocks = n_blocks;
     return 0;
@@ -100,10 +104,10 @@ static void fill_tile(void *context, uint32_t item, uint32_t thread)
     cpu_packed_fill(&weight->packed, &weight->tensor, item);
 }
 
-static int take_vector(struct weight *weight)
+static int take_vector(struct backend *backend, struct weight *weight)
 {
     const struct tensor *tensor = &weight->tensor;
-    weight->vector = aligned_alloc(64, ((size_t)tensor->n_columns * sizeof(float) + 63) / 64 * 64);
+    weight->vector = memory_alloc_in(&backend->arena, (size_t)tensor->n_columns * sizeof(float));
     if (!weight->vector)
         return -ENOMEM;
     weight->float_type = TENSOR_F32;
@@ -119,7 +123,7 @@ static int take_matrix(struct backend *backend, struct weight *weight)
         weight->float_data = tensor->data;
         return 0;
     }
-    int error = cpu_packed_init(&weight->packed, tensor, backend->ops->tile_rows);
+    int error = cpu_packed_init(&weight->packed, tensor, backend->ops->tile_rows, &backend->arena);
     if (error)
         return error;
     error = grow_activations(backend, weight->packed.n_blocks);
@@ -128,13 +132,26 @@ static int take_matrix(struct backend *backend, struct weight *weight)
     return error;
 }
 
+static size_t cpu_weight_bytes(const struct weight *weight)
+{
+    size_t n_bytes = sizeof *weight + memory_bytes(weight->vector) + memory_bytes(weight->packed.data);
+    if (weight->float_data && !weight->vector) /* in the mapped file */
+        n_bytes += tensor_row_bytes(weight->tensor.type, weight->tensor.n_columns) * weight->tensor.n_rows;
+    return n_bytes;
+}
+
+static void destroy(struct weight *weight)
+{
+    cpu_packed_fini(&weight->packed);
+    memory_free(weight->vector);
+    free(weight);
+}
+
 static struct weight *cpu_weight_free(struct backend *backend, struct weight *weight)
 {
-    (void)backend;
     if (weight) {
-        cpu_packed_fini(&weight->packed);
-        free(weight->vector);
-        free(weight);
+        backend->n_bytes -= cpu_weight_bytes(weight);
+        destroy(weight);
     }
     return NULL;
 }
@@ -147,23 +164,14 @@ static int cpu_weight_new(struct backend *backend, const struct tensor *tensor, 
     if (!weight)
         return -ENOMEM;
     weight->tensor = *tensor;
-    int error = tensor->n_rows == 1 ? take_vector(weight) : take_matrix(backend, weight);
+    int error = tensor->n_rows == 1 ? take_vector(backend, weight) : take_matrix(backend, weight);
     if (error) {
-        cpu_weight_free(backend, weight);
+        destroy(weight);
         return error;
     }
+    backend->n_bytes += cpu_weight_bytes(weight);
     *ret_weight = weight;
     return 0;
-}
-
-static size_t cpu_weight_bytes(const struct weight *weight)
-{
-    size_t n_bytes = sizeof *weight;
-    if (weight->vector)
-        return n_bytes + weight->tensor.n_columns * sizeof(float);
-    if (weight->packed.data)
-        return n_bytes + weight->packed.n_bytes;
-    return n_bytes + tensor_row_bytes(weight->tensor.type, weight->tensor.n_columns) * weight->tensor.n_rows;
 }
 
 const struct backend_ops backend_cpu = {
@@ -173,6 +181,7 @@ const struct backend_ops backend_cpu = {
     .describe = cpu_describe,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .bytes = cpu_bytes,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,

@@ -15,6 +15,7 @@ struct attend {
     struct backend *backend;
     const struct backend_attend *items;
     uint32_t head_dim;
+    enum kernels_rows codec;
     float scale;
     uint32_t range_queries;
     uint32_t n_ranges; /* of every item; those past its end are empty */
@@ -34,8 +35,8 @@ static void attend_range(const struct attend *attend, const struct backend_atten
             }
         }
         attend->backend->kernels->attend_block(
-            item->q + (size_t)first * attend->head_dim, n, attend->head_dim, piece->rows, masks, attend->scale,
-            item->partials + (size_t)first * KERNELS_PARTIAL_FLOATS(attend->head_dim));
+            item->q + (size_t)first * attend->head_dim, n, attend->head_dim, attend->codec, piece->rows, masks,
+            attend->scale, item->partials + (size_t)first * KERNELS_PARTIAL_FLOATS(attend->head_dim));
     }
 }
 
@@ -52,7 +53,7 @@ static void attend_item(void *context, uint32_t index, uint32_t thread)
 }
 
 void cpu_attend(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim,
-                float scale)
+                enum kernels_rows codec, float scale)
 {
     uint32_t most = 0;
     for (uint32_t i = 0; i < n_items; i++)
@@ -69,6 +70,7 @@ void cpu_attend(struct backend *backend, const struct backend_attend *items, uin
         .backend = backend,
         .items = items,
         .head_dim = head_dim,
+        .codec = codec,
         .scale = scale,
         .range_queries = range,
         .n_ranges = (most + range - 1) / range,

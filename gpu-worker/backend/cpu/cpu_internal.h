@@ -9,6 +9,7 @@
 #include "gpu-worker/backend/backend.h"
 #include "gpu-worker/backend/cpu/cpu_kernels.h"
 #include "gpu-worker/backend/cpu/cpu_packed.h"
+#include "gpu-worker/backend/memory.h"
 
 #define CPU_CHUNK_TOKENS  512u  /* matmul works through a larger batch in pieces of this many tokens */
 #define CPU_ROPE_TOKENS   2048u /* and rope in such pieces; more than a step has, so that all layers share one */
@@ -36,6 +37,8 @@ struct backend {
     const struct kernels *kernels;
     const struct cpu_kernels *ops;
     struct pool *pool;
+    struct memory_arena arena;          /* of weights */
+    size_t n_bytes;                     /* see backend_ops.bytes */
     struct cpu_activation *activations; /* [CPU_CHUNK_TOKENS][activation_blocks] */
     uint32_t activation_blocks;
     struct cpu_rope_cache rope;
@@ -46,7 +49,7 @@ struct backend {
 void cpu_matmul(struct backend *backend, const struct weight *const *weights, uint32_t n_weights, const float *x,
                 uint32_t n_tokens, float *const *y);
 void cpu_attend(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim,
-                float scale);
+                enum kernels_rows codec, float scale);
 void cpu_rows_embed(struct backend *backend, const struct weight *weight, const uint32_t *ids, uint32_t n_tokens,
                     float *out);
 void cpu_rows_rms_norm(struct backend *backend, const float *x, uint32_t n_tokens, uint32_t n,
@@ -56,4 +59,4 @@ void cpu_rows_rope(struct backend *backend, float *x, uint32_t n_tokens, uint32_
 void cpu_rows_swiglu(struct backend *backend, float *gate, const float *up, uint32_t n_tokens, uint32_t n);
 void cpu_rows_add(struct backend *backend, float *x, const float *y, size_t n);
 void cpu_rows_encode(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
-                     uint32_t head_dim, uint16_t *rows);
+                     uint32_t head_dim, enum kernels_rows codec, void *rows);

@@ -2,13 +2,9 @@
 #include "gpu-worker/backend/cpu/cpu_packed.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "kernels/kernels.h"
-
-#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
 /* Up to 256 columns of one row in the canonical form: w = scale * q + minimum. */
 struct columns {
@@ -146,7 +142,8 @@ static const struct packing *find_packing(enum tensor_type type)
     return NULL;
 }
 
-int cpu_packed_init(struct cpu_packed *packed, const struct tensor *tensor, uint32_t tile_rows)
+int cpu_packed_init(struct cpu_packed *packed, const struct tensor *tensor, uint32_t tile_rows,
+                    struct memory_arena *arena)
 {
     const struct packing *packing = find_packing(tensor->type);
     if (!packing || tensor->n_rows == 0 || tensor_row_bytes(tensor->type, tensor->n_columns) == 0)
@@ -162,19 +159,16 @@ int cpu_packed_init(struct cpu_packed *packed, const struct tensor *tensor, uint
     };
     new.tile_bytes = new.block_bytes *new.n_blocks;
     new.n_bytes = (new.tile_bytes *new.n_tiles + 63) / 64 * 64;
-    const size_t alignment = new.n_bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : 64;
-    new.data = aligned_alloc(alignment, (new.n_bytes + alignment - 1) / alignment * alignment);
+    new.data = memory_alloc_in(arena, new.n_bytes);
     if (!new.data)
         return -ENOMEM;
-    if (alignment == HUGE_PAGE_BYTES) /* fewer TLB misses where the system gives them; fine without */
-        (void)madvise(new.data, new.n_bytes, MADV_HUGEPAGE);
     *packed = new;
     return 0;
 }
 
 void cpu_packed_fini(struct cpu_packed *packed)
 {
-    free(packed->data);
+    memory_free(packed->data);
     packed->data = NULL;
 }
 

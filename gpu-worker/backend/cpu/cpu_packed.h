@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gpu-worker/backend/memory.h"
 #include "gpu-worker/model/tensor.h"
 
 enum cpu_packing {
@@ -41,7 +42,7 @@ struct cpu_packed {
     size_t block_bytes;
     size_t tile_bytes;
     size_t n_bytes;
-    uint8_t *data; /* 64-byte aligned, owned */
+    uint8_t *data; /* 64-byte aligned, owned, from memory.h */
 };
 
 /* Where the byte of a column lies in its group of 4. */
@@ -63,7 +64,8 @@ static inline size_t cpu_packed_quant_bytes(enum cpu_packing packing)
 }
 
 /* -ENOTSUP: not a quantized type or not whole blocks; -ENOMEM. The data is allocated but not filled yet. */
-int cpu_packed_init(struct cpu_packed *packed, const struct tensor *tensor, uint32_t tile_rows);
+int cpu_packed_init(struct cpu_packed *packed, const struct tensor *tensor, uint32_t tile_rows,
+                    struct memory_arena *arena);
 void cpu_packed_fini(struct cpu_packed *packed);
 
 /* Fills one tile; tiles are independent of each other. */

@@ -17,7 +17,8 @@ struct rows {
     const float *in;
     const float *other;
     float *out;
-    uint16_t *halves;
+    char *encoded;
+    enum kernels_rows codec;
     uint32_t n; /* numbers of a row */
     uint32_t n_heads;
     uint32_t n_rotated;
@@ -101,15 +102,23 @@ static void encode_row(void *context, uint32_t item, uint32_t thread)
     const struct kernels *kernels = rows->backend->kernels;
     for (uint32_t h = 0; h < rows->n_heads; h++) {
         size_t i = (size_t)item * rows->n_heads + h;
-        kernels->f16_encode(rows->in + i * rows->n, rows->n, rows->halves + i * 2 * rows->n);
-        kernels->f16_encode(rows->other + i * rows->n, rows->n, rows->halves + (i * 2 + 1) * rows->n);
+        kernels->encode_row(rows->in + i * rows->n, rows->other + i * rows->n, rows->n, rows->codec,
+                            rows->encoded + i * kernels_row_bytes(rows->n, rows->codec));
     }
 }
 
 void cpu_rows_encode(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
-                     uint32_t head_dim, uint16_t *out)
+                     uint32_t head_dim, enum kernels_rows codec, void *out)
 {
-    struct rows rows = {.backend = backend, .in = k, .other = v, .halves = out, .n = head_dim, .n_heads = n_kv_heads};
+    struct rows rows = {
+        .backend = backend,
+        .in = k,
+        .other = v,
+        .encoded = out,
+        .codec = codec,
+        .n = head_dim,
+        .n_heads = n_kv_heads,
+    };
     pool_run(pool_for(backend, (size_t)n_tokens * n_kv_heads * head_dim), n_tokens, encode_row, &rows);
 }
 

@@ -13,10 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu-worker/backend/memory.h"
 #include "gpu-worker/model/dequantize.h"
 
 struct backend {
-    const struct kernels *kernels; /* plain: for the f16 format only */
+    const struct kernels *kernels; /* plain: for the formats of rows only */
+    size_t n_bytes;
 };
 
 struct weight {
@@ -29,7 +31,7 @@ static int reference_open(const struct backend_options *options, struct backend 
                           size_t error_size)
 {
     (void)options;
-    struct backend *backend = malloc(sizeof *backend);
+    struct backend *backend = calloc(1, sizeof *backend);
     if (!backend) {
         snprintf(error, error_size, "no memory for the reference back end");
         return -ENOMEM;
@@ -53,25 +55,30 @@ static const char *reference_describe(const struct backend *backend)
 
 static void *reference_alloc(struct backend *backend, size_t n_bytes)
 {
-    (void)backend;
-    if (n_bytes > SIZE_MAX - 63)
-        return NULL;
-    size_t rounded = n_bytes ? (n_bytes + 63) / 64 * 64 : 64;
-    void *memory = aligned_alloc(64, rounded);
-    if (memory)
-        memset(memory, 0, rounded);
+    void *memory = memory_alloc(n_bytes);
+    backend->n_bytes += memory_bytes(memory);
     return memory;
 }
 
 static void reference_free(struct backend *backend, void *memory)
 {
-    (void)backend;
-    free(memory);
+    backend->n_bytes -= memory_bytes(memory);
+    memory_free(memory);
+}
+
+static size_t reference_bytes(const struct backend *backend)
+{
+    return backend->n_bytes;
+}
+
+static size_t reference_weight_bytes(const struct weight *weight)
+{
+    return sizeof *weight + (size_t)weight->tensor.n_columns * sizeof(float) +
+           weight->row_bytes * weight->tensor.n_rows;
 }
 
 static int reference_weight_new(struct backend *backend, const struct tensor *tensor, struct weight **ret_weight)
 {
-    (void)backend;
     size_t row_bytes = tensor_row_bytes(tensor->type, tensor->n_columns);
     if (!row_bytes)
         return -ENOTSUP;
@@ -80,21 +87,17 @@ static int reference_weight_new(struct backend *backend, const struct tensor *te
         return -ENOMEM;
     weight->tensor = *tensor;
     weight->row_bytes = row_bytes;
+    backend->n_bytes += reference_weight_bytes(weight);
     *ret_weight = weight;
     return 0;
 }
 
 static struct weight *reference_weight_free(struct backend *backend, struct weight *weight)
 {
-    (void)backend;
+    if (weight)
+        backend->n_bytes -= reference_weight_bytes(weight);
     free(weight);
     return NULL;
-}
-
-static size_t reference_weight_bytes(const struct weight *weight)
-{
-    return sizeof *weight + (size_t)weight->tensor.n_columns * sizeof(float) +
-           weight->row_bytes * weight->tensor.n_rows;
 }
 
 static void read_row(const struct weight *weight, uint32_t row, float *out)
@@ -179,11 +182,28 @@ static void reference_add(struct backend *backend, float *x, const float *y, siz
 }
 
 static void reference_encode_rows(struct backend *backend, const float *k, const float *v, uint32_t n_tokens,
-                                  uint32_t n_kv_heads, uint32_t head_dim, uint16_t *rows)
+                                  uint32_t n_kv_heads, uint32_t head_dim, enum kernels_rows codec, void *rows)
 {
-    for (size_t i = 0; i < (size_t)n_tokens * n_kv_heads; i++) {
-        backend->kernels->f16_encode(k + i * head_dim, head_dim, rows + i * 2 * head_dim);
-        backend->kernels->f16_encode(v + i * head_dim, head_dim, rows + (i * 2 + 1) * head_dim);
+    for (size_t i = 0; i < (size_t)n_tokens * n_kv_heads; i++)
+        backend->kernels->encode_row(k + i * head_dim, v + i * head_dim, head_dim, codec,
+                                     (char *)rows + i * kernels_row_bytes(head_dim, codec));
+}
+
+/* K and V of one row. */
+static void decode_row(const void *row, uint32_t head_dim, enum kernels_rows codec, double *k, double *v)
+{
+    const uint32_t n_groups = (head_dim + 31) / 32;
+    for (uint32_t i = 0; i < 2 * head_dim; i++) {
+        const uint32_t d = i % head_dim;
+        double *to = i < head_dim ? &k[d] : &v[d];
+        uint16_t half;
+        if (codec == KERNELS_ROWS_F16) {
+            memcpy(&half, (const char *)row + 2 * (size_t)i, sizeof half);
+            *to = (double)dequantize_f16(half);
+        } else {
+            memcpy(&half, (const char *)row + 2 * (size_t)(head_dim + i / head_dim * n_groups + d / 32), sizeof half);
+            *to = (double)dequantize_f16(half) * ((const int8_t *)row)[i];
+        }
     }
 }
 
@@ -198,38 +218,38 @@ static uint64_t mask_of(const struct backend_attend *item, uint32_t piece, uint3
     return mask;
 }
 
-static double score_of(const float *q, const uint16_t *key, uint32_t head_dim, float scale)
+static double score_of(const float *q, const double *key, uint32_t head_dim, float scale)
 {
     double sum = 0;
     for (uint32_t d = 0; d < head_dim; d++)
-        sum += (double)q[d] * (double)dequantize_f16(key[d]);
+        sum += (double)q[d] * key[d];
     return fmax(-(double)FLT_MAX, fmin((double)FLT_MAX, sum * (double)scale)); /* like the kernels */
 }
 
-static void attend_query(const struct backend_attend *item, uint32_t query, uint32_t head_dim, float scale)
+static void attend_query(const struct backend_attend *item, uint32_t query, uint32_t head_dim, enum kernels_rows codec,
+                         float scale)
 {
     const float *q = item->q + (size_t)query * head_dim;
     float *partial = item->partials + (size_t)query * KERNELS_PARTIAL_FLOATS(head_dim);
-    double max = (double)partial[0];
-    for (uint32_t p = 0; p < item->n_pieces; p++)
-        for (uint64_t mask = mask_of(item, p, query); mask; mask &= mask - 1)
-            max = fmax(
-                max, score_of(q, item->pieces[p].rows + (size_t)__builtin_ctzll(mask) * 2 * head_dim, head_dim, scale));
-    if (max == -INFINITY)
-        return;
-    double before = exp((double)partial[0] - max);
-    double sum = (double)partial[1] * before, out[KERNELS_MAX_HEAD_DIM];
+    double k[KERNELS_MAX_HEAD_DIM], v[KERNELS_MAX_HEAD_DIM], out[KERNELS_MAX_HEAD_DIM];
+    double max = (double)partial[0], sum = (double)partial[1];
     for (uint32_t d = 0; d < head_dim; d++)
-        out[d] = (double)partial[2 + d] * before;
+        out[d] = (double)partial[2 + d];
     for (uint32_t p = 0; p < item->n_pieces; p++) {
         for (uint64_t mask = mask_of(item, p, query); mask; mask &= mask - 1) {
-            const uint16_t *key = item->pieces[p].rows + (size_t)__builtin_ctzll(mask) * 2 * head_dim;
-            double weight = exp(score_of(q, key, head_dim, scale) - max);
-            sum += weight;
+            const size_t token = (size_t)__builtin_ctzll(mask);
+            decode_row((const char *)item->pieces[p].rows + token * kernels_row_bytes(head_dim, codec), head_dim, codec,
+                       k, v);
+            const double score = score_of(q, k, head_dim, scale);
+            const double new_max = fmax(max, score), before = exp(max - new_max), weight = exp(score - new_max);
+            max = new_max;
+            sum = sum * before + weight;
             for (uint32_t d = 0; d < head_dim; d++)
-                out[d] += weight * (double)dequantize_f16(key[head_dim + d]);
+                out[d] = out[d] * before + weight * v[d];
         }
     }
+    if (max == -INFINITY)
+        return;
     partial[0] = (float)max;
     partial[1] = (float)sum;
     for (uint32_t d = 0; d < head_dim; d++)
@@ -237,12 +257,12 @@ static void attend_query(const struct backend_attend *item, uint32_t query, uint
 }
 
 static void reference_attend(struct backend *backend, const struct backend_attend *items, uint32_t n_items,
-                             uint32_t head_dim, float scale)
+                             uint32_t head_dim, enum kernels_rows codec, float scale)
 {
     (void)backend;
     for (uint32_t i = 0; i < n_items; i++)
         for (uint32_t query = 0; query < items[i].n_queries; query++)
-            attend_query(&items[i], query, head_dim, scale);
+            attend_query(&items[i], query, head_dim, codec, scale);
 }
 
 const struct backend_ops backend_reference = {
@@ -252,6 +272,7 @@ const struct backend_ops backend_reference = {
     .describe = reference_describe,
     .alloc = reference_alloc,
     .free = reference_free,
+    .bytes = reference_bytes,
     .weight_new = reference_weight_new,
     .weight_free = reference_weight_free,
     .weight_bytes = reference_weight_bytes,

@@ -1,6 +1,6 @@
 /*
- * test_attend.c - attention partials of every table against sums in double, and the promise that a query's bits
- * do not depend on what else is in the call.
+ * test_attend.c - attention partials of every table and row codec against sums in double, and the promise that a query's
+ * bits do not depend on what else is in the call.
  */
 #include <float.h>
 #include <math.h>
@@ -21,10 +21,10 @@
 #define MAX_PARTIAL KERNELS_PARTIAL_FLOATS(KERNELS_MAX_HEAD_DIM)
 
 #ifdef HCATTN_SANITIZED /* memory is what these builds look at; all of it takes them minutes */
-static const uint32_t head_dims[] = {1, 7, 64, 72};
+static const uint32_t head_dims[] = {1, 20, 64, 72};
 static const uint32_t query_counts[] = {1, 3, 9, 25};
 #else
-static const uint32_t head_dims[] = {1, 2, 7, 8, 16, 31, 64, 72, 80, 96, 128, 200, 255, 256};
+static const uint32_t head_dims[] = {1, 2, 7, 8, 16, 20, 31, 64, 72, 80, 96, 128, 200, 255, 256};
 static const uint32_t query_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 24, 25, 28, 192};
 #endif
 
@@ -44,6 +44,7 @@ static float random_float(float limit)
 }
 
 static float q[MAX_QUERIES * KERNELS_MAX_HEAD_DIM];
+static enum kernels_rows codec; /* of the test that runs */
 static uint16_t rows[KERNELS_BLOCK_TOKENS * 2 * KERNELS_MAX_HEAD_DIM];
 static uint64_t masks[MAX_QUERIES];
 static float partials[MAX_QUERIES * MAX_PARTIAL];
@@ -54,9 +55,13 @@ static void fill(uint32_t n_queries, uint32_t head_dim)
     const struct kernels *plain = kernels_get(KERNELS_ISA_PLAIN);
     for (size_t i = 0; i < (size_t)n_queries * head_dim; i++)
         q[i] = random_float(3.0f);
-    for (size_t i = 0; i < (size_t)KERNELS_BLOCK_TOKENS * 2 * head_dim; i++) {
-        float value = random_float(2.0f);
-        plain->f16_encode(&value, 1, &rows[i]);
+    for (uint32_t t = 0; t < KERNELS_BLOCK_TOKENS; t++) {
+        float k[KERNELS_MAX_HEAD_DIM], v[KERNELS_MAX_HEAD_DIM];
+        for (uint32_t d = 0; d < head_dim; d++) {
+            k[d] = random_float(2.0f);
+            v[d] = random_float(2.0f);
+        }
+        plain->encode_row(k, v, head_dim, codec, (char *)rows + t * kernels_row_bytes(head_dim, codec));
     }
 }
 
@@ -85,11 +90,21 @@ static uint64_t mask_of_kind(int kind, uint32_t query)
     }
 }
 
-static double half_to_double(uint16_t bits)
+static double half_to_double(const void *at)
 {
     _Float16 half;
-    memcpy(&half, &bits, sizeof half);
+    memcpy(&half, at, sizeof half);
     return (double)half;
+}
+
+/* Element d of K (part 0) or V (part 1) of row t, by the words of the format. */
+static double number_at(uint32_t head_dim, uint32_t t, uint32_t part, uint32_t d)
+{
+    const char *row = (const char *)rows + t * kernels_row_bytes(head_dim, codec);
+    if (codec == KERNELS_ROWS_F16)
+        return half_to_double(row + 2 * (part * head_dim + d));
+    const uint32_t n_groups = (head_dim + 31) / 32;
+    return half_to_double(row + 2 * head_dim + 2 * (part * n_groups + d / 32)) * (signed char)row[part * head_dim + d];
 }
 
 /* One query in double. Returns the scale of the scores' rounding errors: scale x sum |q k|. */
@@ -106,7 +121,7 @@ static double truth(const float *query, uint32_t head_dim, uint64_t mask, float 
             continue;
         double score = 0, score_size = 0;
         for (uint32_t d = 0; d < head_dim; d++) {
-            double product = (double)query[d] * half_to_double(rows[(size_t)t * 2 * head_dim + d]);
+            double product = (double)query[d] * number_at(head_dim, t, 0, d);
             score += product;
             score_size += fabs(product);
         }
@@ -120,7 +135,7 @@ static double truth(const float *query, uint32_t head_dim, uint64_t mask, float 
         double weight = exp(scores[t] - *max);
         *sum += weight;
         for (uint32_t d = 0; d < head_dim; d++) {
-            double product = weight * half_to_double(rows[((size_t)t * 2 + 1) * head_dim + d]);
+            double product = weight * number_at(head_dim, t, 1, d);
             out[d] += product;
             out_size[d] += fabs(product);
         }
@@ -148,9 +163,9 @@ static void check_query(const char *name, const float *partial, const float *que
                  (unsigned long long)mask, (double)partial[0], max, (double)partial[1], sum);
 }
 
-static void every_table_is_near_the_truth(void **unused)
+static void every_table_is_near_the_truth(void **state_)
 {
-    (void)unused;
+    codec = *(const enum kernels_rows *)*state_;
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             for (size_t n = 0; n < sizeof query_counts / sizeof *query_counts; n++) {
@@ -161,7 +176,7 @@ static void every_table_is_near_the_truth(void **unused)
                     for (uint32_t i = 0; i < n_queries; i++)
                         masks[i] = mask_of_kind(kind, i);
                     empty(partials, n_queries, head_dim);
-                    (*table)->attend_block(q, n_queries, head_dim, rows, masks, scale, partials);
+                    (*table)->attend_block(q, n_queries, head_dim, codec, rows, masks, scale, partials);
                     for (uint32_t i = 0; i<n_queries; i += n_queries> 9 ? 17 : 1)
                         check_query((*table)->name, partials + (size_t)i * KERNELS_PARTIAL_FLOATS(head_dim),
                                     q + (size_t)i * head_dim, head_dim, masks[i], scale);
@@ -171,9 +186,9 @@ static void every_table_is_near_the_truth(void **unused)
     }
 }
 
-static void bits_do_not_depend_on_the_batch(void **unused)
+static void bits_do_not_depend_on_the_batch(void **state_)
 {
-    (void)unused;
+    codec = *(const enum kernels_rows *)*state_;
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             uint32_t head_dim = head_dims[h];
@@ -186,15 +201,15 @@ static void bits_do_not_depend_on_the_batch(void **unused)
                     masks[i] = mask_of_kind(kind == 6 ? (int)(i % 6) : kind, i);
                 empty(partials, MAX_QUERIES, head_dim);
                 for (int repeat = 0; repeat < 2; repeat++) /* the second time into partials that are not empty */
-                    (*table)->attend_block(q, MAX_QUERIES, head_dim, rows, masks, scale, partials);
+                    (*table)->attend_block(q, MAX_QUERIES, head_dim, codec, rows, masks, scale, partials);
                 for (size_t n = 0; n < sizeof query_counts / sizeof *query_counts - 1; n++) {
                     uint32_t step = query_counts[n];
                     empty(other, MAX_QUERIES, head_dim);
                     for (uint32_t i = 0; i < MAX_QUERIES; i += step) {
                         uint32_t count = MAX_QUERIES - i < step ? MAX_QUERIES - i : step;
                         for (int repeat = 0; repeat < 2; repeat++)
-                            (*table)->attend_block(q + (size_t)i * head_dim, count, head_dim, rows, masks + i, scale,
-                                                   other + i * width);
+                            (*table)->attend_block(q + (size_t)i * head_dim, count, head_dim, codec, rows, masks + i,
+                                                   scale, other + i * width);
                     }
                     if (memcmp(partials, other, MAX_QUERIES * width * sizeof(float)) != 0)
                         fail_msg("%s: head_dim %u masks %d: %u at a time differ", (*table)->name, head_dim, kind, step);
@@ -212,10 +227,21 @@ static __attribute__((noinline)) void dirty_stack(void)
         bytes[i] = 0xff;
 }
 
-/* A NaN or infinity in a row reaches only the queries that attend to that row. */
-static void masked_rows_add_nothing(void **unused)
+/* K or V of a row: all numbers, or the scales of all, become this half. */
+static void set_part(uint32_t head_dim, uint32_t t, uint32_t part, uint16_t bits)
 {
-    (void)unused;
+    const uint32_t n_groups = (head_dim + 31) / 32;
+    const uint32_t n = codec == KERNELS_ROWS_F16 ? head_dim : n_groups;
+    char *row = (char *)rows + t * kernels_row_bytes(head_dim, codec);
+    char *to = row + (codec == KERNELS_ROWS_F16 ? 2 * part * head_dim : 2 * head_dim + 2 * part * n_groups);
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(to + 2 * i, &bits, sizeof bits);
+}
+
+/* A NaN or infinity in a row reaches only the queries that attend to that row. */
+static void masked_rows_add_nothing(void **state_)
+{
+    codec = *(const enum kernels_rows *)*state_;
     static uint16_t clean[sizeof rows / sizeof *rows];
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
@@ -223,12 +249,10 @@ static void masked_rows_add_nothing(void **unused)
             size_t width = KERNELS_PARTIAL_FLOATS(head_dim);
             fill(n_queries, head_dim);
             memcpy(clean, rows, sizeof rows);
-            for (uint32_t d = 0; d < head_dim; d++) {
-                rows[(size_t)5 * 2 * head_dim + d] = 0x7e00;        /* K of token 5: NaN */
-                rows[(size_t)(2 * 5 + 1) * head_dim + d] = 0xfc00;  /* V of token 5: -infinity */
-                rows[(size_t)(2 * 40 + 1) * head_dim + d] = 0x7e01; /* V of token 40: NaN */
-                rows[(size_t)2 * 41 * head_dim + d] = 0x7c00;       /* K of token 41: infinity */
-            }
+            set_part(head_dim, 5, 0, 0x7e00);  /* NaN */
+            set_part(head_dim, 5, 1, 0xfc00);  /* -infinity */
+            set_part(head_dim, 40, 1, 0x7e01); /* NaN */
+            set_part(head_dim, 41, 0, 0x7c00); /* infinity */
             for (uint32_t i = 0; i < n_queries; i++) {
                 masks[i] = random_bits();
                 if (i % 3 != 1)
@@ -239,8 +263,8 @@ static void masked_rows_add_nothing(void **unused)
             empty(partials, n_queries, head_dim);
             empty(other, n_queries, head_dim);
             dirty_stack();
-            (*table)->attend_block(q, n_queries, head_dim, rows, masks, 0.125f, partials);
-            (*table)->attend_block(q, n_queries, head_dim, clean, masks, 0.125f, other);
+            (*table)->attend_block(q, n_queries, head_dim, codec, rows, masks, 0.125f, partials);
+            (*table)->attend_block(q, n_queries, head_dim, codec, clean, masks, 0.125f, other);
             for (uint32_t i = 0; i < n_queries; i++) {
                 if (i % 3 != 1)
                     assert_memory_equal(partials + i * width, other + i * width, width * sizeof(float));
@@ -251,26 +275,26 @@ static void masked_rows_add_nothing(void **unused)
     }
 }
 
-static void unwanted_rows_are_not_read(void **unused)
+static void unwanted_rows_are_not_read(void **state_)
 {
-    (void)unused;
+    codec = *(const enum kernels_rows *)*state_;
     const size_t block_bytes = sizeof rows;
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             uint32_t head_dim = head_dims[h];
-            size_t row_bytes = (size_t)head_dim * 4;
+            size_t row_bytes = kernels_row_bytes(head_dim, codec);
             /* the last wanted row ends where readable memory ends */
             char *map = mmap(NULL, 2 * block_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             assert_true(map != MAP_FAILED);
             fill(9, head_dim);
-            uint16_t *at = (uint16_t *)(void *)(map + block_bytes - 33 * row_bytes);
+            char *at = map + block_bytes - 33 * row_bytes;
             memcpy(at, rows, 33 * row_bytes);
             assert_int_equal(mprotect(map + block_bytes, block_bytes, PROT_NONE), 0);
             for (uint32_t i = 0; i < 9; i++)
                 masks[i] = (random_bits() & 0xffffffffu) | UINT64_C(1) << 32;
             for (uint32_t n = 1; n <= 9; n += 4) {
                 empty(partials, n, head_dim);
-                (*table)->attend_block(q, n, head_dim, at, masks, 0.125f, partials);
+                (*table)->attend_block(q, n, head_dim, codec, at, masks, 0.125f, partials);
                 for (uint32_t i = 0; i < n; i++)
                     check_query((*table)->name, partials + (size_t)i * KERNELS_PARTIAL_FLOATS(head_dim),
                                 q + (size_t)i * head_dim, head_dim, masks[i], 0.125f);
@@ -280,9 +304,19 @@ static void unwanted_rows_are_not_read(void **unused)
     }
 }
 
-static void huge_and_tiny_scores(void **unused)
+/* All of K becomes this number, V zero. */
+static void set_number(uint32_t head_dim, uint32_t t, float number)
 {
-    (void)unused;
+    float k[KERNELS_MAX_HEAD_DIM], v[KERNELS_MAX_HEAD_DIM] = {0};
+    for (uint32_t d = 0; d < head_dim; d++)
+        k[d] = number;
+    kernels_get(KERNELS_ISA_PLAIN)
+        ->encode_row(k, v, head_dim, codec, (char *)rows + t * kernels_row_bytes(head_dim, codec));
+}
+
+static void huge_and_tiny_scores(void **state_)
+{
+    codec = *(const enum kernels_rows *)*state_;
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             uint32_t head_dim = head_dims[h];
@@ -296,10 +330,9 @@ static void huge_and_tiny_scores(void **unused)
                     q[i * head_dim + d] = sizes[i]; /* same signs: the dot products themselves stay defined */
             }
             for (uint32_t t = 0; t < 64; t++)
-                for (uint32_t d = 0; d < head_dim; d++)
-                    rows[(size_t)2 * t * head_dim + d] = t % 2 ? 0x3c00 : 0xbc00; /* 1 or -1 */
+                set_number(head_dim, t, t % 2 ? 1.0f : -1.0f);
             empty(partials, 3, head_dim);
-            (*table)->attend_block(q, 3, head_dim, rows, masks, scale, partials);
+            (*table)->attend_block(q, 3, head_dim, codec, rows, masks, scale, partials);
             for (uint32_t i = 0; i < 3; i++) {
                 const float *partial = partials + i * width;
                 assert_true(isfinite(partial[0]));
@@ -314,9 +347,9 @@ static void huge_and_tiny_scores(void **unused)
     }
 }
 
-static void a_nan_query_stays_alone(void **unused)
+static void a_nan_query_stays_alone(void **state_)
 {
-    (void)unused;
+    codec = *(const enum kernels_rows *)*state_;
     const uint32_t head_dim = 64, n = 7;
     size_t width = KERNELS_PARTIAL_FLOATS(head_dim);
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
@@ -324,10 +357,10 @@ static void a_nan_query_stays_alone(void **unused)
         for (uint32_t i = 0; i < n; i++)
             masks[i] = ~UINT64_C(0);
         empty(other, n, head_dim);
-        (*table)->attend_block(q, n, head_dim, rows, masks, 0.125f, other);
+        (*table)->attend_block(q, n, head_dim, codec, rows, masks, 0.125f, other);
         q[3 * head_dim + 9] = NAN;
         empty(partials, n, head_dim);
-        (*table)->attend_block(q, n, head_dim, rows, masks, 0.125f, partials);
+        (*table)->attend_block(q, n, head_dim, codec, rows, masks, 0.125f, partials);
         for (uint32_t i = 0; i < n; i++) {
             if (i != 3)
                 assert_memory_equal(partials + i * width, other + i * width, width * sizeof(float));
@@ -337,9 +370,9 @@ static void a_nan_query_stays_alone(void **unused)
     }
 }
 
-static void merging(void **unused)
+static void merging(void **state_)
 {
-    (void)unused;
+    codec = *(const enum kernels_rows *)*state_;
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             uint32_t head_dim = head_dims[h];
@@ -351,8 +384,8 @@ static void merging(void **unused)
             empty(a, 1, head_dim);
             empty(b, 1, head_dim);
             empty(none, 1, head_dim);
-            (*table)->attend_block(q, 1, head_dim, rows, &left, scale, a);
-            (*table)->attend_block(q, 1, head_dim, rows, &right, scale, b);
+            (*table)->attend_block(q, 1, head_dim, codec, rows, &left, scale, a);
+            (*table)->attend_block(q, 1, head_dim, codec, rows, &right, scale, b);
 
             /* the empty partial is neutral on both sides, to the bit */
             memcpy(ab, a, bytes);
@@ -373,7 +406,7 @@ static void merging(void **unused)
             (*table)->partial_merge(ba, a, head_dim);
             assert_memory_equal(ab, ba, bytes);
             memcpy(ba, a, bytes);
-            (*table)->attend_block(q, 1, head_dim, rows, &right, scale, ba);
+            (*table)->attend_block(q, 1, head_dim, codec, rows, &right, scale, ba);
             assert_memory_equal(ab, ba, bytes);
 
             float mean[KERNELS_MAX_HEAD_DIM];
@@ -392,9 +425,9 @@ static void merging(void **unused)
     }
 }
 
-static void scores_of_keys(void **unused)
+static void scores_of_keys(void **state_)
 {
-    (void)unused;
+    codec = *(const enum kernels_rows *)*state_;
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             uint32_t head_dim = head_dims[h];
@@ -406,7 +439,7 @@ static void scores_of_keys(void **unused)
                 for (uint32_t k = 0; k < n_keys; k++) {
                     double score = 0, size = 0;
                     for (uint32_t d = 0; d < head_dim; d++) {
-                        double product = 0.5 * (double)q[d] * half_to_double(rows[k * head_dim + d]);
+                        double product = 0.5 * (double)q[d] * half_to_double(&rows[k * head_dim + d]);
                         score += product;
                         size += fabs(product);
                     }
@@ -420,18 +453,66 @@ static void scores_of_keys(void **unused)
     }
 }
 
+/* Rows that lie anywhere: the bits of a block of just these rows. */
+static void rows_by_pointer_are_a_block(void **state_)
+{
+    codec = *(const enum kernels_rows *)*state_;
+    static char far[200 * 1024];
+    static uint16_t together[sizeof rows / sizeof *rows];
+    static const uint32_t row_counts[] = {1, 2, 3, 4, 5, 17, 31, 32, 63, 64};
+    for (const struct kernels *const *table = halves_tables(); *table; table++) {
+        for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
+            uint32_t head_dim = head_dims[h];
+            size_t n_bytes = kernels_row_bytes(head_dim, codec);
+            const void *pointers[128];
+            fill(MAX_QUERIES, head_dim);
+            for (uint32_t t = 0; t < 64; t++) { /* in another order, at odd places; some rows twice */
+                uint32_t from = t % 9 == 8 ? 3 : t * 37 % 64;
+                char *to = far + (63 - t) * (2 * 2 * KERNELS_MAX_HEAD_DIM + 62) + 2 * (t % 31);
+                memcpy(to, (char *)rows + from * n_bytes, n_bytes);
+                memcpy((char *)together + t * n_bytes, to, n_bytes);
+                pointers[t] = pointers[64 + t] = to;
+            }
+            for (size_t r = 0; r < sizeof row_counts / sizeof *row_counts; r++) {
+                for (size_t n = 0; n < sizeof query_counts / sizeof *query_counts; n++) {
+                    uint32_t n_rows = row_counts[r], n_queries = query_counts[n], n_next = r % 2 ? 64 : 0;
+                    size_t bytes = n_queries * KERNELS_PARTIAL_FLOATS(head_dim) * sizeof(float);
+                    for (uint32_t i = 0; i < n_queries; i++)
+                        masks[i] = ~UINT64_C(0) >> (64 - n_rows);
+                    empty(partials, n_queries, head_dim);
+                    empty(other, n_queries, head_dim);
+                    for (int repeat = 0; repeat < 2; repeat++) {
+                        (*table)->attend_rows(q, n_queries, head_dim, codec, pointers, n_rows, n_next, 0.2f, partials);
+                        (*table)->attend_block(q, n_queries, head_dim, codec, together, masks, 0.2f, other);
+                    }
+                    if (memcmp(partials, other, bytes) != 0)
+                        fail_msg("%s: head_dim %u, %u rows, %u queries", (*table)->name, head_dim, n_rows, n_queries);
+                }
+            }
+        }
+    }
+}
+
 int main(void)
 {
     kernels_thread_setup();
+    static enum kernels_rows f16 = KERNELS_ROWS_F16, q8_0 = KERNELS_ROWS_Q8_0;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_table_is_near_the_truth),
-        cmocka_unit_test(bits_do_not_depend_on_the_batch),
-        cmocka_unit_test(masked_rows_add_nothing),
-        cmocka_unit_test(unwanted_rows_are_not_read),
-        cmocka_unit_test(huge_and_tiny_scores),
-        cmocka_unit_test(a_nan_query_stays_alone),
-        cmocka_unit_test(merging),
-        cmocka_unit_test(scores_of_keys),
+        cmocka_unit_test_prestate(every_table_is_near_the_truth, &f16),
+        cmocka_unit_test_prestate(every_table_is_near_the_truth, &q8_0),
+        cmocka_unit_test_prestate(bits_do_not_depend_on_the_batch, &f16),
+        cmocka_unit_test_prestate(bits_do_not_depend_on_the_batch, &q8_0),
+        cmocka_unit_test_prestate(masked_rows_add_nothing, &f16),
+        cmocka_unit_test_prestate(masked_rows_add_nothing, &q8_0),
+        cmocka_unit_test_prestate(unwanted_rows_are_not_read, &f16),
+        cmocka_unit_test_prestate(unwanted_rows_are_not_read, &q8_0),
+        cmocka_unit_test_prestate(huge_and_tiny_scores, &f16),
+        cmocka_unit_test_prestate(huge_and_tiny_scores, &q8_0),
+        cmocka_unit_test_prestate(rows_by_pointer_are_a_block, &f16),
+        cmocka_unit_test_prestate(rows_by_pointer_are_a_block, &q8_0),
+        cmocka_unit_test_prestate(a_nan_query_stays_alone, &f16),
+        cmocka_unit_test_prestate(merging, &f16),
+        cmocka_unit_test_prestate(scores_of_keys, &f16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

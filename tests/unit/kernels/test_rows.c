@@ -1,4 +1,4 @@
-/* test_rows.c - conversions of f16, sums of a block, exp, CRC-32C, the choice of a table. */
+/* test_rows.c - conversions of f16, rows of both codecs, sums of a block, exp, CRC-32C, the choice of a table. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -10,7 +10,13 @@
 
 #include <cmocka.h>
 
+#include "proto/layout.h"
 #include "tests/unit/kernels/halves.h"
+
+static_assert((int)KERNELS_ROWS_F16 == (int)ROW_CODEC_F16 && (int)KERNELS_ROWS_Q8_0 == (int)ROW_CODEC_Q8_0,
+              "kernels/ repeats the codecs of proto/layout.h");
+
+static const enum kernels_rows codecs[] = {KERNELS_ROWS_F16, KERNELS_ROWS_Q8_0};
 
 static uint32_t word_of(float value)
 {
@@ -101,27 +107,179 @@ static void conversions_of_any_length(void **unused)
     }
 }
 
+static void rows_are_as_long_as_the_layout_says(void **unused)
+{
+    (void)unused;
+    for (uint32_t head_dim = 1; head_dim <= KERNELS_MAX_HEAD_DIM; head_dim++) {
+        for (int c = 0; c < 2; c++) {
+            struct row_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = head_dim, .codec = codecs[c]};
+            assert_int_equal(kernels_row_bytes(head_dim, codecs[c]), layout_row_bytes(&shape));
+        }
+    }
+    assert_int_equal(kernels_row_bytes(64, KERNELS_ROWS_F16), 256);
+    assert_int_equal(kernels_row_bytes(64, KERNELS_ROWS_Q8_0), 136);
+    assert_int_equal(kernels_row_bytes(20, KERNELS_ROWS_Q8_0), 44);
+}
+
+static float random_float(void)
+{
+    static uint32_t state = 12345;
+    state = state * 1664525u + 1013904223u;
+    return (float)(int32_t)state * 0x1p-30f;
+}
+
+static void f16_rows_are_k_then_v(void **unused)
+{
+    (void)unused;
+    float k[KERNELS_MAX_HEAD_DIM], v[KERNELS_MAX_HEAD_DIM];
+    uint16_t row[2 * KERNELS_MAX_HEAD_DIM + 1];
+    for (const struct kernels *const *table = halves_tables(); *table; table++) {
+        for (uint32_t head_dim = 1; head_dim <= KERNELS_MAX_HEAD_DIM; head_dim += head_dim < 40 ? 1 : 31) {
+            for (uint32_t d = 0; d < head_dim; d++) {
+                k[d] = random_float();
+                v[d] = random_float();
+            }
+            row[2 * head_dim] = 99;
+            (*table)->encode_row(k, v, head_dim, KERNELS_ROWS_F16, row);
+            for (uint32_t d = 0; d < head_dim; d++)
+                assert_true(row[d] == half_bits(k[d]) && row[head_dim + d] == half_bits(v[d]));
+            assert_int_equal(row[2 * head_dim], 99);
+        }
+    }
+}
+
+/* One group by the words of proto/layout.h: scale = largest magnitude / 127 as f16, number = int8 x scale, to nearest. */
+static void check_group(const float *numbers, const int8_t *q, uint16_t scale_bits, uint32_t n)
+{
+    float largest = 0;
+    for (uint32_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(numbers[i]));
+    assert_int_equal(scale_bits, half_bits(fminf(largest / 127.0f, 65504.0f)));
+    const double scale = (double)half_value(scale_bits);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_true(q[i] >= -127);
+        if (scale == 0)
+            assert_int_equal(q[i], 0);
+        else if (fabs((double)numbers[i]) <= 127 * scale)
+            assert_true(fabs(scale * q[i] - (double)numbers[i]) <= 0.5001 * scale);
+        else
+            assert_int_equal(q[i], numbers[i] > 0 ? 127 : -127);
+    }
+}
+
+static void q8_0_rows_are_near_and_the_same_in_every_table(void **unused)
+{
+    (void)unused;
+    static const uint32_t dims[] = {1, 2, 8, 20, 31, 32, 33, 64, 72, 80, 96, 128, 255, 256};
+    static const float sizes[] = {1.0f, 100.0f, 1e-3f, 1e-6f, 1e-9f, 0.0f, 60000.0f, 1e7f, 1e30f};
+    for (size_t h = 0; h < sizeof dims / sizeof *dims; h++) {
+        const uint32_t head_dim = dims[h], n_groups = (head_dim + 31) / 32;
+        const size_t n_bytes = kernels_row_bytes(head_dim, KERNELS_ROWS_Q8_0);
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            float kv[2][KERNELS_MAX_HEAD_DIM];
+            char row[1024], expected[1024];
+            for (uint32_t d = 0; d < head_dim; d++) {
+                kv[0][d] = random_float() * sizes[s];
+                kv[1][d] = random_float() * sizes[(s + d / 32) % (sizeof sizes / sizeof *sizes)];
+            }
+            for (const struct kernels *const *table = halves_tables(); *table; table++) {
+                memset(row, 99, sizeof row);
+                (*table)->encode_row(kv[0], kv[1], head_dim, KERNELS_ROWS_Q8_0, row);
+                assert_int_equal(row[n_bytes], 99);
+                if (table == halves_tables())
+                    memcpy(expected, row, n_bytes);
+                assert_memory_equal(row, expected, n_bytes);
+            }
+            for (uint32_t part = 0; part < 2; part++) {
+                for (uint32_t g = 0; g < n_groups; g++) {
+                    uint16_t bits;
+                    memcpy(&bits, row + 2 * head_dim + 2 * (part * n_groups + g), sizeof bits);
+                    check_group(kv[part] + 32 * g, (const int8_t *)row + part * head_dim + 32 * g, bits,
+                                head_dim - 32 * g < 32 ? head_dim - 32 * g : 32);
+                }
+            }
+        }
+    }
+}
+
+static void what_is_not_finite_shows_in_its_group(void **unused)
+{
+    (void)unused;
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (const struct kernels *const *table = halves_tables(); *table; table++) {
+        for (int b = 0; b < 3; b++) {
+            float k[80], keys[80];
+            char row[512];
+            for (uint32_t d = 0; d < 80; d++)
+                k[d] = random_float();
+            k[40] = bad[b];
+            (*table)->encode_row(k, k, 80, KERNELS_ROWS_Q8_0, row);
+            (*table)->decode_keys(row, 1, 80, KERNELS_ROWS_Q8_0, keys);
+            for (uint32_t d = 0; d < 80; d++)
+                assert_int_equal(isnan(keys[d]), d / 32 == 1);
+        }
+    }
+}
+
+static void keys_decode_alike(void **unused)
+{
+    (void)unused;
+    static char rows[64 * 1024];
+    static float keys[64 * KERNELS_MAX_HEAD_DIM + 1], expected[64 * KERNELS_MAX_HEAD_DIM];
+    const struct kernels *plain = kernels_get(KERNELS_ISA_PLAIN);
+    for (const struct kernels *const *table = halves_tables(); *table; table++) {
+        for (uint32_t head_dim = 1; head_dim <= KERNELS_MAX_HEAD_DIM; head_dim += head_dim < 40 ? 1 : 8) {
+            for (int c = 0; c < 2; c++) {
+                const size_t n_bytes = kernels_row_bytes(head_dim, codecs[c]);
+                const uint32_t n_rows = 1 + head_dim % 64;
+                for (uint32_t t = 0; t < n_rows; t++) {
+                    float k[KERNELS_MAX_HEAD_DIM];
+                    for (uint32_t d = 0; d < head_dim; d++)
+                        k[d] = random_float();
+                    plain->encode_row(k, k, head_dim, codecs[c], rows + t * n_bytes);
+                    for (uint32_t d = 0; d < head_dim; d++) {
+                        const char *row = rows + t * n_bytes;
+                        uint16_t bits;
+                        memcpy(&bits, row + (c ? 2 * head_dim + 2 * (d / 32) : 2 * d), sizeof bits);
+                        expected[t * head_dim + d] = half_value(bits) * (c ? (float)(signed char)row[d] : 1.0f);
+                    }
+                }
+                keys[n_rows * head_dim] = 99.0f;
+                (*table)->decode_keys(rows, n_rows, head_dim, codecs[c], keys);
+                assert_memory_equal(keys, expected, n_rows * head_dim * sizeof *keys);
+                assert_true(keys[n_rows * head_dim] == 99.0f);
+            }
+        }
+    }
+}
+
 static void sums_of_a_block_equal_plain(void **unused)
 {
     (void)unused;
     static const uint32_t head_dims[] = {1, 3, 8, 20, 64, 80, 256};
-    static uint16_t rows[64 * 512];
-    float expected[512], sums[513];
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        rows[i] = half_bits((float)((i * 7919) % 1009) / 300.0f - 1.6f);
-    for (const struct kernels *const *table = halves_tables(); *table; table++) {
+    static char rows[64 * 1024];
+    const struct kernels *plain = kernels_get(KERNELS_ISA_PLAIN);
+    float kv[2][KERNELS_MAX_HEAD_DIM], expected[512], sums[513];
+    for (int c = 0; c < 2; c++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
-            for (uint32_t n = 0; n <= 64; n += 16) {
-                uint32_t width = 2 * head_dims[h];
-                kernels_get(KERNELS_ISA_PLAIN)->block_sums(rows, n, head_dims[h], expected);
-                sums[width] = 99.0f;
-                (*table)->block_sums(rows, n, head_dims[h], sums);
-                assert_memory_equal(sums, expected, width * sizeof *sums);
-                assert_true(sums[width] == 99.0f);
-                double first = 0;
-                for (uint32_t t = 0; t < n; t++)
-                    first += (double)half_value(rows[(size_t)t * width + width - 1]);
-                assert_true(fabs((double)sums[width - 1] - first) < 1e-4);
+            const uint32_t head_dim = head_dims[h];
+            double last[65] = {0}; /* of the first n rows: their last number */
+            for (uint32_t t = 0; t < 64; t++) {
+                char *row = rows + t * kernels_row_bytes(head_dim, codecs[c]);
+                for (uint32_t d = 0; d < 2 * head_dim; d++)
+                    kv[d / head_dim][d % head_dim] = random_float();
+                plain->encode_row(kv[0], kv[1], head_dim, codecs[c], row);
+                last[t + 1] = last[t] + (double)kv[1][head_dim - 1];
+            }
+            for (const struct kernels *const *table = halves_tables(); *table; table++) {
+                for (uint32_t n = 0; n <= 64; n += 16) {
+                    plain->block_sums(rows, n, head_dim, codecs[c], expected);
+                    sums[2 * head_dim] = 99.0f;
+                    (*table)->block_sums(rows, n, head_dim, codecs[c], sums);
+                    assert_memory_equal(sums, expected, 2 * head_dim * sizeof *sums);
+                    assert_true(sums[2 * head_dim] == 99.0f);
+                    assert_true(fabs((double)sums[2 * head_dim - 1] - last[n]) <= n * (c ? 0.009 : 0.001));
+                }
             }
         }
     }
@@ -206,9 +364,17 @@ static void tables_are_chosen_by_name(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_half_decodes_and_returns), cmocka_unit_test(encoding_rounds_to_nearest_even),
-        cmocka_unit_test(conversions_of_any_length),      cmocka_unit_test(sums_of_a_block_equal_plain),
-        cmocka_unit_test(exp_is_right_over_its_range),    cmocka_unit_test(crc32c),
+        cmocka_unit_test(every_half_decodes_and_returns),
+        cmocka_unit_test(encoding_rounds_to_nearest_even),
+        cmocka_unit_test(conversions_of_any_length),
+        cmocka_unit_test(rows_are_as_long_as_the_layout_says),
+        cmocka_unit_test(f16_rows_are_k_then_v),
+        cmocka_unit_test(q8_0_rows_are_near_and_the_same_in_every_table),
+        cmocka_unit_test(what_is_not_finite_shows_in_its_group),
+        cmocka_unit_test(keys_decode_alike),
+        cmocka_unit_test(sums_of_a_block_equal_plain),
+        cmocka_unit_test(exp_is_right_over_its_range),
+        cmocka_unit_test(crc32c),
         cmocka_unit_test(tables_are_chosen_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
