@@ -128,8 +128,10 @@ static int serve(const struct options *options)
     const char *policy = options_string(options, "policy");
     if (strlen(policy) >= LAYOUT_POLICY_BYTES)
         return fail(2, "--policy: the name is too long");
-    if (policy_parse(policy, &terms, error, sizeof(error)) != 0)
-        return fail(2, error);
+    if (policy_parse(policy, &terms, error, sizeof(error)) != 0) {
+        snprintf(text, sizeof(text), "--policy: %s", error);
+        return fail(2, text);
+    }
     uint64_t incarnation;
     if (random_incarnation(options_string(options, "incarnation"), &incarnation) != 0)
         return fail(2, "--incarnation: not a hexadecimal number above 0");
