@@ -13,8 +13,13 @@ struct pool;
 int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool);
 struct pool *pool_free(struct pool *pool);        /* accepts NULL, returns NULL */
 uint32_t pool_n_threads(const struct pool *pool); /* 1 for NULL */
+/*
+ * How long a thread looks for the next call, and the caller for its last thread, before it sleeps; 0 at first. Meant to bridge
+ * the moments between the products of one layer, not a wait for another process. Before the first pool_run().
+ */
+void pool_set_spin(struct pool *pool, uint32_t spin_us);
 
 /* Calls run(context, item, thread) once for every item in [0, n_items), thread in [0, n_threads); returns when all are done.
- * A NULL pool runs all items in the calling thread. Threads wait by futex between calls. */
+ * A NULL pool runs all items in the calling thread. Threads wait by futex between calls, after a look of spin_us. */
 void pool_run(struct pool *pool, uint32_t n_items, void (*run)(void *context, uint32_t item, uint32_t thread),
               void *context);

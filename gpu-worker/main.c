@@ -20,7 +20,11 @@ static const char *const isa_names[] = {"auto", "plain", "avx2", "avx512", NULL}
 static const char *const transport_names[] = {"ring", "routed", "direct", NULL};
 static const char *const row_names[] = {"f16", "q8_0", NULL};
 static const char *const half_names[] = {"auto", "1", "2", NULL};
-enum { FREE_CPUS = 8 /* from this many on, worker and stores need not share theirs */, SPIN_US = 20 };
+enum {
+    FREE_CPUS = 8, /* from this many on, worker and stores need not share theirs */
+    SPIN_US = 20,
+    POOL_SPIN_US = 10, /* bridges what one thread does between the products of a layer, not an answer of a store */
+};
 
 static const struct option_spec specs[] = {
     {.name = "model", .kind = OPTION_STRING, .help = "model file (GGUF)", .metavar = "FILE"},
@@ -190,6 +194,7 @@ static int load(struct app *app, const struct options *options, const struct ker
     r = pool_new(n_threads, setup_thread, NULL, &app->pool);
     if (r < 0)
         return fail("threads", strerror(-r));
+    pool_set_spin(app->pool, n_threads <= app->n_cpus ? POOL_SPIN_US : 0);
     app->ops = backend_find(options_string(options, "backend"));
     if (app->ops == NULL) {
         snprintf(error, sizeof(error), "'%.100s' is not one; this build has 'cpu' and 'reference'",

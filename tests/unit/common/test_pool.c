@@ -45,12 +45,14 @@ static void every_item_runs_once(void **state)
     (void)state;
     static struct round round;
     const uint32_t counts[] = {0, 1, 2, 3, 5, 7, 64, 999, 1000};
-    for (uint32_t n_threads = 1; n_threads <= 5; n_threads++) {
+    for (uint32_t i = 0; i < 10; i++) {
+        uint32_t n_threads = i / 2 + 1;
         struct pool *pool = NULL;
         assert_int_equal(pool_new(n_threads, NULL, NULL, &pool), 0);
         assert_int_equal(pool_n_threads(pool), n_threads);
-        for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-            run_round(pool, &round, counts[i]);
+        pool_set_spin(pool, i % 2 * 20);
+        for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++)
+            run_round(pool, &round, counts[k]);
         assert_null(pool_free(pool));
     }
 }
