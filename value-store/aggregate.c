@@ -259,25 +259,32 @@ static const float *floats_at(const struct aggregate_call *call, uint32_t offset
     return (const float *)(const void *)(call->request + offset);
 }
 
-/* Pointers and masks of the task's blocks. Returns how many rows are selected. */
-static uint32_t gather_lane(const struct aggregate *aggregate, const struct task *task, const struct scratch *scratch)
+/* Pointers and masks of the task's blocks. */
+static void gather_lane(const struct aggregate *aggregate, const struct task *task, const struct scratch *scratch)
 {
     const struct aggregate_call *call = aggregate->call;
     const struct aggregate_item *item = &aggregate->items[task->item];
     const struct row_shape *shape = blocks_shape(call->blocks);
+    const struct entry *entries = &aggregate->entries[item->first_block + task->first];
     uint64_t rows_offset = layout_head_rows_offset(shape, call->layer, item->kv_head);
     uint64_t v_sums_offset =
         layout_head_sums_offset(shape, call->layer, item->kv_head) + shape->head_dim * sizeof(float);
-    uint32_t n_selected = 0;
     for (uint32_t i = 0; i < task->n_blocks; i++) {
-        const struct entry *entry = &aggregate->entries[item->first_block + task->first + i];
-        const uint8_t *v_sums = entry->block + v_sums_offset;
-        scratch->rows[i] = entry->block + rows_offset;
-        scratch->v_sums[i] = entry->there == UINT64_MAX ? (const float *)(const void *)v_sums : no_sums;
-        scratch->masks[i] = read_mask(call, item, task->first + i) & entry->there;
-        n_selected += (uint32_t)__builtin_popcountll(scratch->masks[i]);
+        const uint8_t *v_sums = entries[i].block + v_sums_offset;
+        scratch->rows[i] = entries[i].block + rows_offset;
+        scratch->v_sums[i] = entries[i].there == UINT64_MAX ? (const float *)(const void *)v_sums : no_sums;
+        scratch->masks[i] = read_mask(call, item, task->first + i) & entries[i].there;
     }
-    return n_selected;
+}
+
+/* Masks that were changed after the check must not make weights be read that are not there. */
+static void limit_weights(const struct task *task, const struct scratch *scratch)
+{
+    uint64_t n_selected = 0;
+    for (uint32_t i = 0; i < task->n_blocks; i++)
+        n_selected += (uint64_t)__builtin_popcountll(scratch->masks[i]);
+    if (n_selected != task->n_weights)
+        memset(scratch->masks, 0, task->n_blocks * sizeof(uint64_t));
 }
 
 static void run_task(void *context, uint32_t index, uint32_t thread)
@@ -287,7 +294,7 @@ static void run_task(void *context, uint32_t index, uint32_t thread)
     const struct task *task = &aggregate->tasks[index];
     const struct aggregate_item *item = &aggregate->items[task->item];
     const struct scratch *scratch = &aggregate->scratches[thread];
-    uint32_t n_selected = gather_lane(aggregate, task, scratch);
+    gather_lane(aggregate, task, scratch);
     struct kernels_lane lane = {
         .n_queries = item->n_queries,
         .head_dim = blocks_shape(call->blocks)->head_dim,
@@ -302,8 +309,7 @@ static void run_task(void *context, uint32_t index, uint32_t thread)
     } else {
         lane.weights = floats_at(call, item->weights_offset) + task->first_weight;
         lane.weights_stride = item->n_weights;
-        if (n_selected != task->n_weights) /* masks were changed after the check: weights may not reach for them */
-            memset(scratch->masks, 0, task->n_blocks * sizeof(uint64_t));
+        limit_weights(task, scratch);
     }
     if (item->masses_offset != 0) {
         lane.v_sums = scratch->v_sums;

@@ -324,6 +324,14 @@ static int check_append(const struct block_header *header, const struct blocks_a
     return 0;
 }
 
+/* For tokens [first, end), first < end; also over what one wrote that was killed before it told the count. */
+static void note_decoded(struct block_header *header, uint32_t first, uint32_t end, bool decoded)
+{
+    uint64_t tokens = ~UINT64_C(0) >> (LAYOUT_BLOCK_TOKENS - (end - first)) << first;
+    uint64_t others = atomic_load_explicit(&header->decoded, memory_order_relaxed) & ~tokens;
+    atomic_store_explicit(&header->decoded, decoded ? others | tokens : others, memory_order_relaxed);
+}
+
 int blocks_append(struct blocks *blocks, const struct blocks_append *append)
 {
     if ((!append->ids && !append->rows) || append->n_tokens == 0 || append->first_token >= LAYOUT_BLOCK_TOKENS ||
@@ -344,6 +352,7 @@ int blocks_append(struct blocks *blocks, const struct blocks_append *append)
     if (append->ids && end > n_ids) {
         header->writer = blocks->incarnation;
         memcpy(header->ids + n_ids, append->ids + (n_ids - append->first_token), (end - n_ids) * sizeof(uint32_t));
+        note_decoded(header, n_ids, end, append->decoded);
         atomic_store_explicit(&header->n_ids, end, memory_order_release);
     }
     uint32_t n_rows = append->rows ? blocks_n_rows(&view, append->layer) : end;

@@ -125,6 +125,7 @@ struct blocks_append {
     uint32_t first_token;
     uint32_t n_tokens;
     const uint32_t *ids; /* [n_tokens]; NULL: none. Read twice: not in memory that others write */
+    bool decoded;        /* the ids are of decode steps */
     const void *rows;    /* [n_tokens][kv_head][layout_row_bytes]; NULL: none. Read once */
 };
 

@@ -46,6 +46,8 @@ int blocks_copy(struct blocks *blocks, uint64_t from_session, uint64_t to_sessio
     to->writer = blocks->incarnation;
     uint32_t n_ids = atomic_load_explicit(&to->n_ids, memory_order_relaxed);
     memcpy(to->ids + n_ids, from->ids + n_ids, (LAYOUT_BLOCK_TOKENS - n_ids) * sizeof(uint32_t));
+    atomic_store_explicit(&to->decoded, atomic_load_explicit(&from->decoded, memory_order_relaxed),
+                          memory_order_relaxed);
     atomic_store_explicit(&to->n_ids, LAYOUT_BLOCK_TOKENS, memory_order_release);
     for (uint32_t layer = 0; layer < blocks->shape.n_layers; layer++) {
         uint32_t n_there = atomic_load_explicit(&to->n_rows[layer], memory_order_relaxed);

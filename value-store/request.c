@@ -50,7 +50,7 @@ static int append_one(struct serving *serving, const struct append_entry *entry)
     const struct row_shape *shape = blocks_shape(serving->blocks);
     uint64_t n_bytes = serving->header.n_bytes;
     uint32_t ids[LAYOUT_BLOCK_TOKENS];
-    if ((entry->flags & ~(APPEND_IDS | APPEND_ROWS)) != 0 || entry->n_tokens > LAYOUT_BLOCK_TOKENS)
+    if ((entry->flags & ~(APPEND_IDS | APPEND_ROWS | APPEND_DECODED)) != 0 || entry->n_tokens > LAYOUT_BLOCK_TOKENS)
         return -EINVAL;
     struct blocks_append append = {
         .session = entry->session,
@@ -64,6 +64,7 @@ static int append_one(struct serving *serving, const struct append_entry *entry)
             return -EINVAL;
         shared_copy(ids, serving->request + entry->ids_offset, entry->n_tokens * sizeof(uint32_t));
         append.ids = ids;
+        append.decoded = (entry->flags & APPEND_DECODED) != 0;
     }
     if (entry->flags & APPEND_ROWS) {
         uint64_t rows_bytes = entry->n_tokens * shape->n_kv_heads * layout_row_bytes(shape);
