@@ -11,6 +11,7 @@
 struct journal {
     uint32_t n_ids;  /* tokens the stores know of the session */
     uint32_t n_rows; /* tokens whose rows are complete in every layer */
+    bool decoded;    /* the last token before the request's input was a decode step's */
 };
 
 static uint32_t complete_rows(const struct block_header *header, uint32_t n_layers)
@@ -44,6 +45,9 @@ static int read_journal(struct engine *engine, struct run *run, struct journal *
         for (uint32_t i = 0; i < n_ids; i++, journal.n_ids++)
             if (journal.n_ids < run->capacity)
                 run->ids[journal.n_ids] = header->ids[i];
+        uint64_t decoded = atomic_load_explicit(&header->decoded, memory_order_relaxed);
+        if (request->at > 0 && (request->at - 1) / LAYOUT_BLOCK_TOKENS == block)
+            journal.decoded = decoded >> (request->at - 1) % LAYOUT_BLOCK_TOKENS & 1;
         if (!rows_end)
             journal.n_rows += complete_rows(header, engine->stores.shape.n_layers);
         rows_end = journal.n_rows % LAYOUT_BLOCK_TOKENS != 0 || journal.n_rows < (block + 1) * LAYOUT_BLOCK_TOKENS;
@@ -126,6 +130,8 @@ int engine_prepare(struct engine *engine, struct run *run)
         r = check_journal(engine, run, &journal);
     if (r < 0)
         return r;
+    if (journal.decoded && run->request->max_tokens > 0 && run->request->n_input == 0)
+        run->first_decode = (uint32_t)run->request->at - 1; /* it goes on as if it had not been interrupted */
     run->position = first_position(run, &journal);
     run->n_generated = 0;
     if (run->request->max_tokens > 0 && run->request->resume_from > 0) {

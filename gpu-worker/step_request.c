@@ -145,6 +145,7 @@ static int64_t put(struct payload *payload, const void *bytes, uint64_t n_bytes)
 struct new_tokens {
     struct run *run;
     uint32_t position, n, layer;
+    bool is_decode;
     const uint32_t *ids; /* NULL: none */
     const void *rows;    /* NULL: none */
 };
@@ -165,7 +166,7 @@ static int put_append(const struct step *step, struct payload *payload, const st
         if (offset < 0)
             return -ENOSPC;
         entry->ids_offset = (uint32_t)offset;
-        entry->flags |= APPEND_IDS;
+        entry->flags |= APPEND_IDS | (tokens->is_decode ? APPEND_DECODED : 0);
     }
     if (tokens->rows != NULL) {
         int64_t offset = put(payload, tokens->rows, tokens->n * step_token_bytes(step));
@@ -207,6 +208,7 @@ static int put_appends(struct step *step, const struct step_half *half, struct p
                                         .position = position,
                                         .n = end - i,
                                         .layer = layer,
+                                        .is_decode = step->rows[i].is_decode,
                                         .ids = layer == 0 ? step->ids + i : NULL,
                                         .rows = step_row_bytes(step, half, layer, i)};
             int r = put_append(step, payload, &tokens, &entries[n]);
@@ -219,7 +221,8 @@ static int put_appends(struct step *step, const struct step_half *half, struct p
         uint32_t position = run->n_known - 1;
         if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->store)
             continue;
-        struct new_tokens tokens = {.run = run, .position = position, .n = 1, .ids = &run->ids[position]};
+        struct new_tokens tokens = {
+            .run = run, .position = position, .n = 1, .is_decode = true, .ids = &run->ids[position]};
         int r = put_append(step, payload, &tokens, &entries[n]);
         if (r < 0)
             return r;

@@ -119,10 +119,13 @@ struct block_header {
     _Atomic uint32_t n_ids; /* ids[0 .. n_ids) are the journal */
     uint32_t checksum;      /* sealed: CRC-32C of ids, sums and rows */
     uint32_t padding0;
+    /* Bit j < n_ids: token j is a decode step's, not a prefill's. Who goes on after the last token without new input computes
+     * it the same way, and gets what an uninterrupted generation had; a fork and a new worker can tell. */
+    _Atomic uint64_t decoded;
     uint32_t ids[LAYOUT_BLOCK_TOKENS];
     _Atomic uint8_t n_rows[LAYOUT_MAX_LAYERS]; /* per layer: rows [0, n_rows) are complete for all KV heads */
 };
-static_assert(sizeof(struct block_header) == 64 + 256 + 512, "raise LAYOUT_VERSION");
+static_assert(sizeof(struct block_header) == 72 + 256 + 512, "raise LAYOUT_VERSION");
 static_assert(sizeof(struct block_header) <= LAYOUT_PAGE_BYTES, "a block header fits one page");
 
 /*
@@ -222,7 +225,8 @@ struct exchange_ring {
 };
 static_assert(sizeof(struct exchange_ring) == 192 + EXCHANGE_MAX_SLOTS * 16, "raise LAYOUT_VERSION");
 #define EXCHANGE_RING_OFFSET 1024u
-static_assert(EXCHANGE_RING_OFFSET + sizeof(struct exchange_ring) <= LAYOUT_PAGE_BYTES, "the ring lies in the header page");
+static_assert(EXCHANGE_RING_OFFSET + sizeof(struct exchange_ring) <= LAYOUT_PAGE_BYTES,
+              "the ring lies in the header page");
 
 static inline struct exchange_ring *layout_ring(void *exchange)
 {
@@ -258,8 +262,9 @@ struct request_header {
 };
 static_assert(sizeof(struct request_header) == 64, "raise LAYOUT_VERSION");
 
-#define APPEND_IDS  1u /* ids of the tokens come with it (the layer that comes first, or ids alone) */
-#define APPEND_ROWS 2u /* rows of `layer` come with it */
+#define APPEND_IDS     1u /* ids of the tokens come with it (the layer that comes first, or ids alone) */
+#define APPEND_ROWS    2u /* rows of `layer` come with it */
+#define APPEND_DECODED 4u /* with ids: they are of decode steps */
 
 /*
  * New tokens of one block and layer. Appending is idempotent: ids and rows that are there already are skipped (ids must be
@@ -293,14 +298,14 @@ struct aggregate_item {
     uint32_t kv_head;
     uint32_t mode;
     uint32_t n_queries;
-    uint32_t q_offset;    /* rescore: f32 [n_queries][head_dim] */
-    uint32_t first_block; /* into the request's blocks; items may share them */
-    uint32_t n_blocks;    /* in order of lane, then of block number */
-    uint32_t lanes;       /* bit per lane that the blocks touch */
-    uint32_t masks_offset;      /* uint64_t [n_blocks]: bit j = token j of the block is selected; may be 0 */
-    uint32_t masses_offset;     /* f32 [n_queries][n_blocks]; 0: no tail */
-    uint32_t weights_offset;    /* mode weights: f32 [n_queries][n_weights], the selected in order of blocks and tokens */
-    uint32_t n_weights;         /* mode weights: bits of the masks; else 0 */
+    uint32_t q_offset;       /* rescore: f32 [n_queries][head_dim] */
+    uint32_t first_block;    /* into the request's blocks; items may share them */
+    uint32_t n_blocks;       /* in order of lane, then of block number */
+    uint32_t lanes;          /* bit per lane that the blocks touch */
+    uint32_t masks_offset;   /* uint64_t [n_blocks]: bit j = token j of the block is selected; may be 0 */
+    uint32_t masses_offset;  /* f32 [n_queries][n_blocks]; 0: no tail */
+    uint32_t weights_offset; /* mode weights: f32 [n_queries][n_weights], the selected in order of blocks and tokens */
+    uint32_t n_weights;      /* mode weights: bits of the masks; else 0 */
     uint32_t references_offset; /* f32 [n_queries]; 0: no tail and no weights */
     uint32_t result_offset;     /* f32 [lane of `lanes`, ascending][n_queries][2 + head_dim] */
     float scale;                /* multiplies q . K */

@@ -149,6 +149,32 @@ static void what_is_there_is_skipped(void **state)
     assert_int_equal(blocks_verify(fixture->blocks, 0), 0);
 }
 
+/* Which tokens are decode steps': as they came first, in one append or many, to the last bit of the block. */
+static void decode_steps_are_noted(void **state)
+{
+    struct fixture *fixture = *state;
+    uint32_t ids[64] = {0};
+    static const struct {
+        uint32_t first, end;
+        bool decoded;
+        uint64_t noted;
+    } steps[] = {{0, 3, false, 0},
+                 {2, 4, true, 0x8}, /* what was there is not changed */
+                 {4, 5, true, 0x18},
+                 {0, 8, false, 0x18},
+                 {8, 64, true, 0xffffffffffffff18}};
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        struct blocks_append append = {.session = FIXTURE_SESSION,
+                                       .handle = first_block,
+                                       .first_token = steps[i].first,
+                                       .n_tokens = steps[i].end - steps[i].first,
+                                       .ids = ids,
+                                       .decoded = steps[i].decoded};
+        assert_int_equal(blocks_append(fixture->blocks, &append), 0);
+        assert_true(atomic_load(&header_of(fixture, first_block)->decoded) == steps[i].noted);
+    }
+}
+
 static void another_id_is_refused_and_nothing_written(void **state)
 {
     struct fixture *fixture = *state;
@@ -350,6 +376,7 @@ int main(void)
         TEST(any_split_gives_the_same_block),
         TEST(sealed_block_is_checksummed),
         TEST(what_is_there_is_skipped),
+        TEST(decode_steps_are_noted),
         TEST(another_id_is_refused_and_nothing_written),
         TEST(gaps_are_refused),
         TEST(malformed_appends_are_refused),

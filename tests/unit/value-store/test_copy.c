@@ -69,7 +69,10 @@ static void copies_are_sealed_blocks(void **state)
 {
     struct fixture *fixture = *state;
     for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t decoded = UINT64_C(0x8000000000000001) << i;
+        atomic_store(&header_of(fixture, i)->decoded, decoded);
         assert_int_equal(copy(fixture, handles[i], handles[3 + i]), 0);
+        assert_true(atomic_load(&header_of(fixture, 3 + i)->decoded) == decoded);
         assert_true(fixture_copy_is_right(fixture, fixture->blocks, FIXTURE_OTHER, handles[3 + i], FIXTURE_SESSION));
         assert_int_equal(blocks_verify(fixture->blocks, 3 + i), 0);
         assert_int_equal(header_of(fixture, 3 + i)->checksum, header_of(fixture, i)->checksum);

@@ -81,7 +81,7 @@ static void write_good(struct request *request, enum aggregate_mode mode)
     X(APPEND, 1, -ESTALE, append_at(r, 1)->handle.generation++)                                                        \
     X(APPEND, 1, -ESTALE, append_at(r, 1)->handle.index = UINT32_MAX)                                                  \
     X(APPEND, 1, -EINVAL, append_at(r, 1)->flags = 0)                                                                  \
-    X(APPEND, 1, -EINVAL, append_at(r, 1)->flags = 7)                                                                  \
+    X(APPEND, 1, -EINVAL, append_at(r, 1)->flags = 15)                                                                 \
     X(APPEND, 1, -EINVAL, append_at(r, 1)->n_tokens = 0)                                                               \
     X(APPEND, 1, -EINVAL, append_at(r, 1)->n_tokens = 65)                                                              \
     X(APPEND, 1, -EINVAL, append_at(r, 1)->n_tokens = UINT32_MAX)                                                      \
