@@ -1,6 +1,7 @@
 /*
  * test_equivalence.c - what must not make a difference: chunks of the prefill, decode steps in place of it, the batch, the
- * number of stores, the transport. Identical tokens, log-probabilities and rows, on the real processes and the real model.
+ * number of stores, the transport. Identical tokens, log-probabilities and rows, on the real processes and the real model,
+ * with full attention read from the stores at every length. What other policies add: test_policies.c.
  */
 #include "tests/system/rows.h"
 #include "tests/system/service.h"
@@ -71,11 +72,23 @@ static void generate(struct hcattn *client, uint64_t session, const uint32_t *id
         fail_msg("generate: %s", error.sentence);
 }
 
-static void run(const struct fixture *fixture, const char *const *arguments, const char *const *environment,
+/* `more` is added to what every service here has; closed by NULL. */
+static void start(struct service *service, const char *const *more, const char *const *environment)
+{
+    const char *arguments[24] = {"--model", service_real_model(), "--memory", "64MiB", "--policy",
+                                 "full",    "--exact-tokens",     "0"};
+    uint32_t n = 8;
+    for (; *more != NULL; more++)
+        arguments[n++] = *more;
+    assert_true(n < sizeof(arguments) / sizeof(arguments[0]));
+    service_start(service, arguments, environment);
+}
+
+static void run(const struct fixture *fixture, const char *const *more, const char *const *environment,
                 uint32_t n_stores, struct outcome *outcome)
 {
     struct service service;
-    service_start(&service, arguments, environment);
+    start(&service, more, environment);
     uint64_t session = open_session(service.client);
     generate(service.client, session, fixture->ids, N_PROMPT, &outcome->answer);
     outcome->rows = rows_of_session(&service, n_stores, session, N_PROMPT, &outcome->n_bytes);
@@ -87,17 +100,15 @@ static void run(const struct fixture *fixture, const char *const *arguments, con
 static const struct outcome *truth(struct fixture *fixture)
 {
     if (fixture->truth.rows == NULL)
-        run(fixture, (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", NULL}, NULL, 1,
-            &fixture->truth);
+        run(fixture, (const char *const[]){"--transport", "routed", NULL}, NULL, 1, &fixture->truth);
     return &fixture->truth;
 }
 
-static void check(struct fixture *fixture, const char *const *arguments, const char *const *environment,
-                  uint32_t n_stores)
+static void check(struct fixture *fixture, const char *const *more, const char *const *environment, uint32_t n_stores)
 {
     const struct outcome *expected = truth(fixture);
     struct outcome outcome = {0};
-    run(fixture, arguments, environment, n_stores, &outcome);
+    run(fixture, more, environment, n_stores, &outcome);
     service_answer_assert_equal(&expected->answer, &outcome.answer);
     assert_int_equal(expected->n_bytes, outcome.n_bytes);
     assert_memory_equal(expected->rows, outcome.rows, outcome.n_bytes);
@@ -107,33 +118,26 @@ static void check(struct fixture *fixture, const char *const *arguments, const c
 
 static void prefill_in_chunks(void **state)
 {
-    const char *const arguments[] = {"--model", service_real_model(), "--memory", "64MiB", NULL};
-    const char *const chunks[] = {"HCATTN_PREFILL_CHUNK=1", "HCATTN_PREFILL_CHUNK=7", "HCATTN_PREFILL_CHUNK=64",
-                                  "HCATTN_PREFILL_CHUNK=100", "HCATTN_PREFILL_CHUNK=1000"};
+    const char *const chunks[] = {"HCATTN_PREFILL_CHUNK=1", "HCATTN_PREFILL_CHUNK=7", "HCATTN_PREFILL_CHUNK=100",
+                                  "HCATTN_PREFILL_CHUNK=1000"};
     for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++)
-        check(*state, arguments, (const char *const[]){chunks[i], NULL}, 1);
+        check(*state, (const char *const[]){NULL}, (const char *const[]){chunks[i], NULL}, 1);
 }
 
 static void two_and_three_stores(void **state)
 {
-    check(*state, (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", "--stores", "2", NULL},
-          NULL, 2);
-    check(*state, (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", "--stores", "3", NULL},
-          NULL, 3);
+    check(*state, (const char *const[]){"--stores", "2", NULL}, NULL, 2);
+    check(*state, (const char *const[]){"--stores", "3", "--transport", "routed", NULL}, NULL, 3);
 }
 
 static void direct_transport(void **state)
 {
-    check(*state,
-          (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", "--stores", "2", "--transport",
-                                "direct", NULL},
-          NULL, 2);
+    check(*state, (const char *const[]){"--stores", "2", "--transport", "direct", NULL}, NULL, 2);
 }
 
 static void one_thread(void **state)
 {
-    check(*state, (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", "--threads", "1", NULL},
-          NULL, 1);
+    check(*state, (const char *const[]){"--threads", "1", NULL}, NULL, 1);
 }
 
 struct scores {
@@ -157,9 +161,7 @@ static void decode_steps_in_place_of_prefill(void **state)
     struct fixture *fixture = *state;
     const struct outcome *expected = truth(fixture);
     struct service service;
-    service_start(&service,
-                  (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", "--stores", "2", NULL},
-                  NULL);
+    start(&service, (const char *const[]){"--stores", "2", NULL}, NULL);
     uint64_t session = open_session(service.client);
     struct scores scores = {.logprobs = calloc(N_PROMPT + N_TOKENS, sizeof(float))};
     uint32_t ids[N_PROMPT + N_TOKENS];
@@ -212,9 +214,7 @@ static void a_batch_of_sessions(void **state)
     struct concurrent jobs[N_SESSIONS];
     pthread_t threads[N_SESSIONS];
     const size_t lengths[N_SESSIONS] = {N_PROMPT, 1, 150, 63};
-    service_start(&service,
-                  (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", "--stores", "2", NULL},
-                  NULL);
+    start(&service, (const char *const[]){"--stores", "2", NULL}, NULL);
     for (uint32_t i = 0; i < N_SESSIONS; i++) {
         jobs[i] = (struct concurrent){.service = &service, .ids = fixture->ids, .n_ids = lengths[i]};
         assert_int_equal(pthread_create(&threads[i], NULL, generate_concurrently, &jobs[i]), 0);
@@ -240,7 +240,7 @@ static void a_session_in_parts(void **state)
     struct service service;
     struct answer answer = {0}, whole = {0};
     struct hcattn_error error = {0};
-    service_start(&service, (const char *const[]){"--model", service_real_model(), "--memory", "64MiB", NULL}, NULL);
+    start(&service, (const char *const[]){NULL}, NULL);
     uint64_t session = open_session(service.client);
     struct hcattn_input first = {.ids = fixture->ids, .n_ids = 200};
     struct hcattn_appended appended;

@@ -1,4 +1,7 @@
-/* test_golden.c - greedy continuations of the real model, beside what llama.cpp computed from the same weights. */
+/*
+ * test_golden.c - greedy continuations of the real model under full attention, beside what llama.cpp computed from the same
+ * weights: with all tokens exactly on the device, as short sessions are by default, and read from the stores at every length.
+ */
 #include "tests/system/service.h"
 
 #include <jansson.h>
@@ -109,12 +112,23 @@ static void check(void **state, const char *const *arguments, size_t max_prompt,
 
 static void cpu_back_end(void **state)
 {
-    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", NULL}, SIZE_MAX, 2, 64);
+    check(state, (const char *const[]){"--model", service_real_model(), "--stores", "2", "--policy", "full", NULL},
+          SIZE_MAX, 2, 64);
+}
+
+static void read_from_the_stores(void **state)
+{
+    check(state,
+          (const char *const[]){"--model", service_real_model(), "--stores", "2", "--policy", "full", "--exact-tokens",
+                                "0", NULL},
+          SIZE_MAX, 20, 64);
 }
 
 static void reference_back_end(void **state)
 {
-    check(state, (const char *const[]){"--model", service_real_model(), "--backend", "reference", NULL}, 60, 12, 16);
+    check(state,
+          (const char *const[]){"--model", service_real_model(), "--backend", "reference", "--policy", "full", NULL},
+          60, 12, 16);
 }
 
 /* ---- the peer on the Q4_1 file itself, where it rounds activations to 8 bits: a looser comparison, teacher-forced ---- */
@@ -175,7 +189,7 @@ static void the_peer_with_8_bit_activations(void **state)
     json_t *root = json_load_file("tests/golden/continuations-q4_1.json", 0, &error);
     assert_non_null(root);
     json_t *list = json_object_get(root, "continuations");
-    service_start(&service, (const char *const[]){"--model", service_real_model(), NULL}, NULL);
+    service_start(&service, (const char *const[]){"--model", service_real_model(), "--policy", "full", NULL}, NULL);
     for (size_t i = 0; i < json_array_size(list); i += 3)
         if (json_array_size(json_object_get(json_array_get(list, i), "prompt_ids")) < 100)
             score(json_array_get(list, i), service.client, &scores);
@@ -193,6 +207,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cpu_back_end),
+        cmocka_unit_test(read_from_the_stores),
         cmocka_unit_test(reference_back_end),
         cmocka_unit_test(the_peer_with_8_bit_activations),
     };

@@ -14,6 +14,14 @@
 
 enum { N_PROMPT = 200, N_TOKENS = 60, CALL_MS = 600000 };
 
+/* What a service is asked for: the default policy through rings, unless said otherwise. */
+struct variant {
+    const char *rows, *exact_tokens, *policy;
+};
+
+static struct variant usual = {"f16", "0", "default"}, q8_0 = {"q8_0", "0", "quality"},
+                      exact = {"f16", "225", "default"} /* passed in the middle of the generation */;
+
 struct fixture {
     struct service service;
     uint32_t ids[N_PROMPT];
@@ -22,10 +30,12 @@ struct fixture {
 
 static int set_up(void **state)
 {
+    const struct variant *variant = *state;
     struct fixture *fixture = calloc(1, sizeof(*fixture));
     const char *model = service_tiny_model("--layers 3 --heads 6 --kv-heads 2 --embd 96 --ff 128");
     service_start(&fixture->service,
-                  (const char *const[]){"--model", model, "--stores", "2", "--memory", "64MiB", NULL},
+                  (const char *const[]){"--model", model, "--stores", "2", "--memory", "64MiB", "--rows", variant->rows,
+                                        "--exact-tokens", variant->exact_tokens, "--policy", variant->policy, NULL},
                   (const char *const[]){"HCATTN_PREFILL_CHUNK=32", NULL});
     for (uint32_t i = 0; i < N_PROMPT; i++)
         fixture->ids[i] = (i * 7919 + 13) % 256;
@@ -71,11 +81,9 @@ static void assert_was_restarted(struct service *service, const char *program, u
     assert_int_not_equal(pid, old);
 }
 
-/* In the middle of a block, at the last token of one, right after the first token. */
-static void kill_during_decode(struct fixture *fixture, const char *program, uint32_t index)
+static void kill_at_each(struct fixture *fixture, const char *program, uint32_t index, const uint32_t *at, size_t n_at)
 {
-    const uint32_t at[] = {1, 56, 30};
-    for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+    for (size_t i = 0; i < n_at; i++) {
         struct murder murder = {.pid = service_process(&fixture->service, program, index), .at = at[i]};
         struct answer answer = {.on_token = kill_at, .context = &murder};
         service_generate_ids(fixture->service.client, fixture->ids, N_PROMPT, N_TOKENS, &answer);
@@ -89,6 +97,13 @@ static void kill_during_decode(struct fixture *fixture, const char *program, uin
     while (rows_n_used_blocks(&fixture->service, 2) != 0 && clock_now_us() < deadline)
         clock_sleep_us(50000);
     assert_int_equal(rows_n_used_blocks(&fixture->service, 2), 0);
+}
+
+/* In the middle of a block, at the last token of one, right after the first token. */
+static void kill_during_decode(struct fixture *fixture, const char *program, uint32_t index)
+{
+    const uint32_t at[] = {1, 56, 30};
+    kill_at_each(fixture, program, index, at, sizeof(at) / sizeof(at[0]));
 }
 
 static void worker_killed(void **state)
@@ -105,6 +120,15 @@ static void store_killed(void **state)
 static void coordinator_killed(void **state)
 {
     kill_during_decode(*state, "hc-coordinator", 0);
+}
+
+/* Before, at and after the token that ends the time in which all are exact; a sealed block of q8_0 rows is among them. */
+static void each_killed(void **state)
+{
+    const uint32_t at[] = {12, 26, 58}, once[] = {27};
+    kill_at_each(*state, "hc-gpu-worker", 0, at, sizeof(at) / sizeof(at[0]));
+    kill_at_each(*state, "hc-value-store", 1, once, 1);
+    kill_at_each(*state, "hc-coordinator", 0, once, 1);
 }
 
 static int kill_at_progress(void *context, uint64_t n_done, uint64_t n_total)
@@ -177,12 +201,20 @@ static void an_idle_session_survives(void **state)
 
 int main(void)
 {
+#define TEST(function, variant)                                                                                        \
+    {                                                                                                                  \
+#function "." #variant, function, set_up, tear_down, &variant                                                  \
+    }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(worker_killed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(store_killed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(coordinator_killed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(killed_during_prefill, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(an_idle_session_survives, set_up, tear_down),
+        TEST(worker_killed, usual),
+        TEST(store_killed, usual),
+        TEST(coordinator_killed, usual),
+        TEST(each_killed, q8_0),
+        TEST(each_killed, exact),
+        TEST(killed_during_prefill, usual),
+        TEST(killed_during_prefill, q8_0),
+        TEST(an_idle_session_survives, usual),
+        TEST(an_idle_session_survives, q8_0),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
