@@ -1,4 +1,4 @@
-/* lanes_plain.h - the operations of kernels/vector.h that passes_loops.h uses, 16 lanes in plain C: equal lane by lane. */
+/* lanes_plain.h - the operations of kernels/vector.h that passes_loops.h uses and of those it adds, 16 lanes in plain C: equal bits. */
 #pragma once
 
 #include <math.h>
@@ -59,17 +59,15 @@ VECTOR_INLINE vf vf_max(vf a, vf b) /* b where either is NaN */
 {
     LANES(vf, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]);
 }
-VECTOR_INLINE vf vf_less(vf a, vf b, vf yes, vf no)
+VECTOR_INLINE vf vf_where_less(vf a, vf b, vf value) /* a < b ? value : 0 */
 {
-    LANES(vf, a.lane[i] < b.lane[i] ? yes.lane[i] : no.lane[i]);
+    LANES(vf, a.lane[i] < b.lane[i] ? value.lane[i] : 0.0f);
 }
-VECTOR_INLINE vi vf_to_int(vf a) /* to nearest even; INT32_MIN for NaN and what does not fit */
+VECTOR_INLINE vi vf_word(vf a)
 {
-    LANES(vi, fabsf(a.lane[i]) < 2147483648.0f ? (int32_t)nearbyintf(a.lane[i]) : INT32_MIN);
-}
-VECTOR_INLINE vf vi_to_float(vi a)
-{
-    LANES(vf, (float)a.lane[i]);
+    vi result;
+    memcpy(&result, &a, sizeof result);
+    return result;
 }
 VECTOR_INLINE vf vf_exponent_add(vf a, vi n)
 {

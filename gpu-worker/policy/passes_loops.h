@@ -26,6 +26,24 @@ VECTOR_INLINE uint32_t vf_less_bits(vf a, vf b)
            (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ)) << 8;
 #endif
 }
+VECTOR_INLINE vi vf_word(vf a) /* the bits as an integer */
+{
+#ifdef __AVX512F__
+    return _mm512_castps_si512(a);
+#else
+    return (vi){_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)};
+#endif
+}
+/* a < b ? value : 0. (vf_less() costs a comparison more, since compilers do not see what its mask is made of.) */
+VECTOR_INLINE vf vf_where_less(vf a, vf b, vf value)
+{
+#ifdef __AVX512F__
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), value);
+#else
+    return (vf){_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ), value.low),
+                _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ), value.high)};
+#endif
+}
 /* The vf_sum of each of four vectors, by the same tree. */
 VECTOR_INLINE void vf_store_sums(float to[4], const vf v[4])
 {
@@ -39,11 +57,14 @@ VECTOR_INLINE vf sum_of_four(const vf v[PASSES_VECTORS])
     return vf_add(vf_add(v[0], v[1]), vf_add(v[2], v[3]));
 }
 
-/* vf_exp() of kernels/vector_exp.h for x <= 0 only, with 0 for NaN: two operations fewer. */
+/*
+ * vf_exp() of kernels/vector_exp.h for x <= 0 only, with 0 for NaN, in fewer operations: adding 1.5 x 2^23 leaves the rounded
+ * x / ln 2 in the low bits of the sum.
+ */
 VECTOR_INLINE vf exp_of_negative(vf x)
 {
-    vi n = vf_to_int(vf_mul(x, vf_set(1.44269504f)));
-    vf whole = vi_to_float(n);
+    vf shifted = vf_fma(x, vf_set(1.44269504f), vf_set(0x1.8p23f));
+    vf whole = vf_sub(shifted, vf_set(0x1.8p23f));
     vf r = vf_fma(whole, vf_set(-0.693147182f), x);
     r = vf_fma(whole, vf_set(1.90465429e-9f), r);
     vf p = vf_fma(vf_set(0.0013926184f), r, vf_set(0.00836317893f));
@@ -51,7 +72,7 @@ VECTOR_INLINE vf exp_of_negative(vf x)
     p = vf_fma(p, r, vf_set(0.166665763f));
     p = vf_fma(p, r, vf_set(0.5f));
     vf y = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set(1.0f));
-    return vf_less(vf_set(-87.3365402f), x, vf_exponent_add(y, n), vf_zero());
+    return vf_where_less(vf_set(-87.3365402f), x, vf_exponent_add(y, vf_word(shifted)));
 }
 
 static float loops_largest(const float *scores, uint32_t n_blocks)
@@ -119,12 +140,13 @@ VECTOR_INLINE float sum_of_values(const float *values, uint32_t n_blocks)
 /* The blocks whose values have to be computed, in trial->blocks, padded to a multiple of 4 by the last; the others' values. */
 VECTOR_INLINE uint32_t unknown_blocks(const struct passes_trial *trial, float *values)
 {
-    uint32_t *blocks = trial->blocks, n = 0;
-    for (uint32_t block = 0; block < trial->n_blocks; block++) {
+    uint32_t *const blocks = trial->blocks, n = 0;
+    const struct passes_trial t = *trial; /* a copy: no store to values can change it */
+    for (uint32_t block = 0; block < t.n_blocks; block++) {
         bool known = false;
-        if (trial->above != NULL) {
-            values[block] = trial->above[block];
-            known = trial->block_max[block] < trial->threshold || trial->above[block] == trial->below[block];
+        if (t.above != NULL) {
+            values[block] = t.above[block];
+            known = (t.block_max[block] < t.threshold) | (t.above[block] == t.below[block]);
         }
         blocks[n] = block;
         n += !known;
@@ -136,6 +158,7 @@ VECTOR_INLINE uint32_t unknown_blocks(const struct passes_trial *trial, float *v
     return n;
 }
 
+/* Rolled: four blocks at once do not fit the registers. */
 static float loops_mass(const struct passes_trial *trial, float *values)
 {
     const vf threshold = vf_set(trial->threshold);
@@ -143,12 +166,13 @@ static float loops_mass(const struct passes_trial *trial, float *values)
     for (uint32_t i = 0; i < n; i += 4) {
         vf sums[4];
         float mass[4];
+#pragma GCC unroll 1
         for (uint32_t q = 0; q < 4; q++) {
             const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
             vf part[PASSES_VECTORS];
             for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
                 vf of_lane = vf_load(w + k * PASSES_LANES);
-                part[k] = vf_less(of_lane, threshold, vf_zero(), of_lane);
+                part[k] = vf_sub(of_lane, vf_where_less(of_lane, threshold, of_lane)); /* exact: 0 or w */
             }
             sums[q] = sum_of_four(part);
         }
@@ -171,21 +195,23 @@ static float loops_deviation(const struct passes_trial *trial, float *values)
     for (uint32_t i = 0; i < n; i += 4) {
         vf sums[4];
         float n_below[4], mean[4], deviation[4];
+#pragma GCC unroll 1
         for (uint32_t q = 0; q < 4; q++) {
             const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
             vf part[PASSES_VECTORS];
             uint64_t below = 0;
             for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
                 vf of_lane = vf_load(w + k * PASSES_LANES);
-                part[k] = vf_less(of_lane, threshold, of_lane, vf_zero());
+                part[k] = vf_where_less(of_lane, threshold, of_lane);
                 below |= (uint64_t)vf_less_bits(of_lane, threshold) << (k * PASSES_LANES);
             }
             sums[q] = sum_of_four(part);
-            n_below[q] = below == 0 ? 1.0f : (float)__builtin_popcountll(below);
+            n_below[q] = (float)__builtin_popcountll(below);
         }
         vf_store_sums(mean, sums);
         for (uint32_t q = 0; q < 4; q++)
-            mean[q] = mean[q] / n_below[q] * (1.0f - 0x1p-20f);
+            mean[q] = mean[q] / (n_below[q] > 0 ? n_below[q] : 1.0f) * (1.0f - 0x1p-20f);
+#pragma GCC unroll 1
         for (uint32_t q = 0; q < 4; q++) {
             const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
             const vf mean_of_block = vf_set(mean[q]);
@@ -220,7 +246,7 @@ static uint32_t loops_finish(const float *w, uint32_t n_blocks, float threshold,
             vf part[PASSES_VECTORS];
             for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
                 vf e = vf_load(exponentials + head * stride + first + k * PASSES_LANES);
-                part[k] = vf_less(of_block[k], limit, e, vf_zero());
+                part[k] = vf_where_less(of_block[k], limit, e);
             }
             masses[(size_t)head * n_blocks + block] = vf_sum(sum_of_four(part));
         }
