@@ -84,12 +84,10 @@ static void bytes_are_counted(void **state)
             const size_t counted = on->ops->bytes(on->backend) - before;
             assert_true(counted >= given && counted <= given + (k + 1) * 8192);
         }
+#ifndef HCATTN_SANITIZED /* there the heap is not given back at once */
         const size_t counted = on->ops->bytes(on->backend) - before;
         const size_t held = resident_bytes() - held_before;
-#ifndef HCATTN_SANITIZED
         assert_true(held >= counted - counted / 20 && held <= counted + counted / 20);
-#else
-        (void)held;
 #endif
         for (size_t k = 0; k < 6; k++)
             on->ops->free(on->backend, memory[k]);

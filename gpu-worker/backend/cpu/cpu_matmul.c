@@ -14,6 +14,7 @@
 #define FLOAT_UNIT       4u         /* rows of a float matrix that are split as one */
 #define SMALLEST_ITEM    (1u << 16) /* multiply-adds below which a split costs more than it gains */
 #define ITEMS_PER_THREAD 4u
+#define ITEMS_OF_STREAMS 2u /* for one or two tokens: long items, which keep several long streams from memory */
 
 struct matmul {
     struct backend *backend;
@@ -91,8 +92,8 @@ static void multiply_chunk(struct matmul *matmul, bool quantized, uint64_t n_pro
         pool_run(matmul->n_tokens < 4 ? NULL : pool, matmul->n_tokens, quantize_item, matmul);
     const uint32_t n_groups = (matmul->n_tokens + ITEM_TOKENS - 1) / ITEM_TOKENS;
     uint64_t n_ranges = n_products / SMALLEST_ITEM / n_groups;
-    const uint64_t enough =
-        n_groups >= n_threads * ITEMS_PER_THREAD ? 1 : (n_threads * ITEMS_PER_THREAD + n_groups - 1) / n_groups;
+    const uint32_t n_items = n_threads * (matmul->n_tokens <= 2 ? ITEMS_OF_STREAMS : ITEMS_PER_THREAD);
+    const uint64_t enough = n_groups >= n_items ? 1 : (n_items + n_groups - 1) / n_groups;
     n_ranges = n_ranges < enough ? n_ranges : enough;
     n_ranges = n_ranges < matmul->n_units ? n_ranges : matmul->n_units;
     matmul->n_ranges = n_ranges ? (uint32_t)n_ranges : 1;

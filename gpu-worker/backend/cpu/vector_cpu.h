@@ -131,17 +131,18 @@ VECTOR_INLINE void packed_block(const enum cpu_packing packing, const uint32_t n
 }
 
 /*
- * n_tiles tiles x n_tokens tokens over all blocks, written out; y is at the first tile's first row.
- * One token takes several tiles together: several streams from memory, and sums that do not wait for each other.
+ * n_tiles tiles, `step` apart, x n_tokens tokens over all blocks, written out; y is at the first tile's first row.
+ * One or two tokens wait for memory, and one stream does not get out of it what several do: they take tiles that lie far apart
+ * together, each followed by its neighbour in the next call.
  */
 VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n_tiles, const uint32_t n_tokens,
-                                const struct cpu_packed *weight, uint32_t tile, const struct cpu_activation *x,
-                                float *y, size_t y_stride)
+                                const struct cpu_packed *weight, uint32_t tile, uint32_t step,
+                                const struct cpu_activation *x, float *y, size_t y_stride)
 {
     const size_t block_bytes = VECTOR_WIDTH * (cpu_packed_scale_bytes(packing) + cpu_packed_quant_bytes(packing));
-    const size_t tile_bytes = weight->tile_bytes;
+    const size_t step_bytes = step * weight->tile_bytes;
     const uint32_t n_blocks = weight->n_blocks, n_rows = weight->n_rows - tile * VECTOR_WIDTH;
-    const uint8_t *block = weight->data + tile * tile_bytes;
+    const uint8_t *block = weight->data + tile * weight->tile_bytes;
     const struct cpu_activation *rows[INTEGER_MAX_TOKENS];
     vf sums[PACKED_MAX_TILES][INTEGER_MAX_TOKENS];
 #pragma GCC unroll 8
@@ -155,9 +156,9 @@ VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n
     for (uint32_t b = 0; b < n_blocks; b++, block += block_bytes) {
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < n_tiles; i++) {
-            const uint8_t *at = block + i * tile_bytes;
+            const uint8_t *at = block + i * step_bytes;
 #pragma GCC unroll 8
-            for (size_t line = 0; n_tiles == 1 && line < block_bytes; line += 64)
+            for (size_t line = 0; line < block_bytes; line += 64)
                 __builtin_prefetch(at + PACKED_PREFETCH_BYTES + line);
             packed_block(packing, n_tokens, at, rows, b, sums[i]);
         }
@@ -166,23 +167,24 @@ VECTOR_INLINE void packed_tiles(const enum cpu_packing packing, const uint32_t n
     for (uint32_t i = 0; i < n_tiles; i++) {
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < n_tokens; t++) {
-            float *to = y + t * y_stride + i * VECTOR_WIDTH;
-            if (n_rows >= (i + 1) * VECTOR_WIDTH)
+            float *to = y + t * y_stride + (size_t)i * step * VECTOR_WIDTH;
+            if (n_rows >= (i * step + 1) * VECTOR_WIDTH)
                 vf_store(to, sums[i][t]);
             else
-                vector_store_tail(to, n_rows - i * VECTOR_WIDTH, sums[i][t]);
+                vector_store_tail(to, n_rows - i * step * VECTOR_WIDTH, sums[i][t]);
         }
     }
 }
 
 #define PACKED_TILE(name, packing, n_tiles, n_tokens)                                                                  \
-    static __attribute__((noinline)) void name(const struct cpu_packed *weight, uint32_t tile,                         \
+    static __attribute__((noinline)) void name(const struct cpu_packed *weight, uint32_t tile, uint32_t step,          \
                                                const struct cpu_activation *x, float *y, size_t y_stride)              \
     {                                                                                                                  \
-        packed_tiles(packing, n_tiles, n_tokens, weight, tile, x, y, y_stride);                                        \
+        packed_tiles(packing, n_tiles, n_tokens, weight, tile, step, x, y, y_stride);                                  \
     }
 #define PACKED_TILES(name, packing)                                                                                    \
-    PACKED_TILE(name##_many, packing, PACKED_MAX_TILES, 1)                                                             \
+    PACKED_TILE(name##_many_1, packing, PACKED_MAX_TILES, 1)                                                           \
+    PACKED_TILE(name##_many_2, packing, PACKED_MAX_TILES, 2)                                                           \
     PACKED_TILE(name##_1, packing, 1, 1)                                                                               \
     PACKED_TILE(name##_2, packing, 1, 2)                                                                               \
     PACKED_TILE(name##_3, packing, 1, 3)                                                                               \
@@ -200,12 +202,13 @@ PACKED_TILES(packed_u6, CPU_U6)
 static void matmul_packed(const struct cpu_packed *weight, uint32_t first_tile, uint32_t n_tiles,
                           const struct cpu_activation *x, uint32_t n_tokens, float *y, size_t y_stride)
 {
-    typedef void tile_function(const struct cpu_packed *, uint32_t, const struct cpu_activation *, float *, size_t);
+    typedef void tile_function(const struct cpu_packed *, uint32_t, uint32_t, const struct cpu_activation *, float *,
+                               size_t);
 #define PACKED_ROW(name)                                                                                               \
     {                                                                                                                  \
-        name##_many, name##_1, name##_2, name##_3, name##_4, name##_8                                                  \
+        name##_many_1, name##_many_2, name##_1, name##_2, name##_3, name##_4, name##_8                                 \
     }
-    static tile_function *const functions[CPU_N_PACKINGS][6] = {
+    static tile_function *const functions[CPU_N_PACKINGS][7] = {
         [CPU_U4] = PACKED_ROW(packed_u4),         [CPU_U4_MIN] = PACKED_ROW(packed_u4_min),
         [CPU_U4_K] = PACKED_ROW(packed_u4_k),     [CPU_U5] = PACKED_ROW(packed_u5),
         [CPU_U5_MIN] = PACKED_ROW(packed_u5_min), [CPU_U5_K] = PACKED_ROW(packed_u5_k),
@@ -214,14 +217,18 @@ static void matmul_packed(const struct cpu_packed *weight, uint32_t first_tile, 
 #undef PACKED_ROW
     tile_function *const *function = functions[weight->packing];
     uint32_t tile = first_tile;
-    for (; n_tokens == 1 && tile + PACKED_MAX_TILES <= first_tile + n_tiles; tile += PACKED_MAX_TILES)
-        function[0](weight, tile, x, y + (size_t)tile * VECTOR_WIDTH, y_stride);
+    if (n_tokens <= 2) {
+        const uint32_t step = n_tiles / PACKED_MAX_TILES;
+        for (uint32_t i = 0; i < step; i++, tile++)
+            function[n_tokens - 1](weight, tile, step, x, y + (size_t)tile * VECTOR_WIDTH, y_stride);
+        tile = first_tile + step * PACKED_MAX_TILES;
+    }
     for (; tile < first_tile + n_tiles; tile++) {
         for (uint32_t t = 0, n; t < n_tokens; t += n) {
             const uint32_t left = n_tokens - t;
             n = left >= INTEGER_MAX_TOKENS ? INTEGER_MAX_TOKENS : left < 4 ? left : 4;
-            function[n <= 4 ? n : 5](weight, tile, x + (size_t)t * weight->n_blocks,
-                                     y + t * y_stride + (size_t)tile * VECTOR_WIDTH, y_stride);
+            function[n <= 4 ? n + 1 : 6](weight, tile, 1, x + (size_t)t * weight->n_blocks,
+                                         y + t * y_stride + (size_t)tile * VECTOR_WIDTH, y_stride);
         }
     }
 }
