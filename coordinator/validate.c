@@ -31,6 +31,8 @@ static Hcattn__ErrorCode refuse(char *sentence, Hcattn__ErrorCode code, const ch
     va_start(arguments, format);
     vsnprintf(sentence, SERVER_ERROR_BYTES, format, arguments);
     va_end(arguments);
+    for (char *c = sentence; *c != '\0'; c++) /* what a client said stays one line */
+        *c = *c < ' ' || *c > '~' ? '?' : *c;
     return code;
 }
 

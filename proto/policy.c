@@ -80,6 +80,8 @@ static int refuse(char *sentence, size_t size, const char *name, const char *wor
              "policy \"%.64s\": \"%.*s\" is not understood; there is: full, default, quality, or "
              "f16|rot4|rot3|rot2,mass=0..1|deviation=0..2[,weights][,notail]",
              name, n < 32 ? (int)n : 32, word);
+    for (char *c = sentence; size > 0 && *c != '\0'; c++) /* what somebody typed stays one line */
+        *c = *c < ' ' || *c > '~' ? '?' : *c;
     return -EINVAL;
 }
 

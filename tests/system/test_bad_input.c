@@ -176,6 +176,64 @@ static void refused(Hcattn__Request *request, Hcattn__ErrorCode code)
     hcattn__reply__free_unpacked(reply, NULL);
 }
 
+static const char *const policies[] = {
+    "clever",
+    "rot2",
+    "rot2,",
+    "rot2,deviation",
+    "rot2,deviation=",
+    "rot2,mass=1.1",
+    "rot5,mass=0",
+    "rot2,mass=-0",
+    "rot2,mass=0.5,notail,",
+    "rot2,mass=nan",
+    "rot2,mass=0.5,a",
+    "full,notail",
+    "full\nor another",
+    "caf\xe9",
+    "rot2,mass=1e0",
+};
+
+static void absurd_operations(uint64_t session)
+{
+    {
+        BEGIN(FORK, fork, Hcattn__Fork, HCATTN__FORK__INIT)
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+        body.session = UINT64_MAX;
+        refused(&request, HCATTN__ERROR_CODE__NOT_FOUND);
+        body.session = body.new_session = session;
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+        body.new_session = 0;
+        body.n_tokens = UINT64_MAX; /* more than there are */
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+    }
+    {
+        BEGIN(SET_POLICY, set_policy, Hcattn__SetPolicy, HCATTN__SET_POLICY__INIT)
+        refused(&request, HCATTN__ERROR_CODE__NOT_SUPPORTED);
+        for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
+            body.policy = (char *)(uintptr_t)policies[i];
+            refused(&request, HCATTN__ERROR_CODE__NOT_SUPPORTED);
+        }
+        body.policy = (char *)"full";
+        body.session = UINT64_MAX;
+        refused(&request, HCATTN__ERROR_CODE__NOT_FOUND);
+    }
+    {
+        BEGIN(DESCRIBE_SESSION, describe_session, Hcattn__DescribeSession, HCATTN__DESCRIBE_SESSION__INIT)
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+        body.session = UINT64_MAX;
+        refused(&request, HCATTN__ERROR_CODE__NOT_FOUND);
+    }
+    {
+        BEGIN(SET_TRANSPORT, set_transport, Hcattn__SetTransport, HCATTN__SET_TRANSPORT__INIT)
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+        body.transport = (char *)"direct";
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+        body.transport = (char *)"ring\n\xff";
+        refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
+    }
+}
+
 static void absurd_sessions(uint64_t session)
 {
     {
@@ -184,10 +242,16 @@ static void absurd_sessions(uint64_t session)
         memset(name, 'p', sizeof(name) - 1);
         body.policy = name;
         refused(&request, HCATTN__ERROR_CODE__NOT_SUPPORTED);
+        for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
+            body.policy = (char *)(uintptr_t)policies[i];
+            refused(&request, HCATTN__ERROR_CODE__NOT_SUPPORTED);
+        }
         body.policy = (char *)"";
-        body.exact_tokens = UINT32_MAX;
+        Hcattn__ExactTokens exact = HCATTN__EXACT_TOKENS__INIT;
+        body.exact = &exact;
+        exact.n_tokens = UINT32_MAX;
         refused(&request, HCATTN__ERROR_CODE__INVALID_ARGUMENT);
-        body.exact_tokens = 1;
+        exact.n_tokens = 1;
         body.session = session;
         refused(&request, HCATTN__ERROR_CODE__CONFLICT);
     }
@@ -418,6 +482,7 @@ static void absurd_requests(void **state)
     client = volley_client_new(&volley, "client.sock");
     assert_int_equal(hcattn_open_session(service.client, NULL, LONG_MS, &session, NULL), 0);
     absurd_sessions(session.session);
+    absurd_operations(session.session);
     absurd_input(session.session);
     absurd_generations(session.session);
     extreme_sampling(session.session);
