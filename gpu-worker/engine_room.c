@@ -2,7 +2,8 @@
  * engine_room.c - the sessions on the device, and the memory they may take.
  *
  * What a session has on the device can be rebuilt from the stores, so an idle session's memory is only lent: when a run needs
- * room, sessions without a run lose theirs, those used longest ago first. A run gets all it will need before it starts.
+ * room, sessions that no run has begun to work on lose theirs, those used longest ago first. A run gets all it will need
+ * before it starts.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -54,24 +55,35 @@ int engine_open_session(struct engine *engine, struct run *run)
 
 /* ---- room ---- */
 
-static bool has_run(const struct engine *engine, const struct session *session)
+static const struct run *run_of(const struct engine *engine, const struct session *session)
 {
-    for (const struct run *run = engine->runs; run != NULL; run = run->next)
-        if (run->session == session)
-            return true;
-    return false;
+    const struct run *run = engine->runs;
+    while (run != NULL && run->session != session)
+        run = run->next;
+    return run;
 }
 
-/* Frees the idle session that was used longest ago. False: there is none. */
-static bool evict_one(struct engine *engine)
+/* One that waits for room itself is idle too: with each of two waiting runs keeping what it has, neither could begin. */
+static bool is_idle(const struct engine *engine, const struct session *session)
+{
+    const struct run *run = run_of(engine, session);
+    return run == NULL || !run->is_prepared;
+}
+
+/* Takes the memory of the idle session that was used longest ago, for another one. False: there is none. */
+static bool evict_one(struct engine *engine, const struct session *other)
 {
     struct session *oldest = NULL;
     for (struct session *session = engine->sessions; session != NULL; session = session->next)
-        if (session_bytes(session) > 0 && !has_run(engine, session) && (oldest == NULL || session->used < oldest->used))
+        if (session != other && session_bytes(session) > 0 && is_idle(engine, session) &&
+            (oldest == NULL || session->used < oldest->used))
             oldest = session;
     if (oldest == NULL)
         return false;
-    engine_forget_session(engine, oldest->id);
+    if (run_of(engine, oldest) != NULL)
+        session_release(oldest);
+    else
+        engine_forget_session(engine, oldest->id);
     return true;
 }
 
@@ -114,7 +126,7 @@ int engine_make_room(struct engine *engine, struct run *run)
             if (session_reserve(session, n_window, n_old) == 0)
                 return 0;
         }
-        if (!evict_one(engine))
+        if (!evict_one(engine, session))
             return no_room(engine, run, asked);
     }
 }

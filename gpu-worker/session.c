@@ -102,6 +102,16 @@ int session_reset(struct session *session, const struct policy *policy)
     return 0;
 }
 
+void session_release(struct session *session)
+{
+    session->n_rows = 0;
+    key_cache_release(session->keys);
+    if (session->exact != NULL)
+        session->ops->free(session->backend, session->exact);
+    session->exact = NULL;
+    session->n_window_blocks = 0;
+}
+
 /* ---- exact rows ---- */
 
 static uint8_t *head_rows(const struct session *session, uint8_t *exact, uint32_t n_window_blocks, uint32_t head)

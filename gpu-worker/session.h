@@ -47,6 +47,8 @@ int session_new(uint64_t id, const struct row_shape *shape, const struct policy 
 struct session *session_free(struct session *session); /* accepts NULL, returns NULL */
 /* It holds nothing any more; `policy` may be another than before. -ENOMEM. */
 int session_reset(struct session *session, const struct policy *policy);
+/* It holds nothing any more, and has no device memory. */
+void session_release(struct session *session);
 
 /* Device bytes of a session with so many window blocks and old blocks, and what it has now. */
 size_t session_bytes_for(const struct row_shape *shape, const struct key_codec *codec, uint32_t n_window_blocks,

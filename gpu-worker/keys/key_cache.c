@@ -61,12 +61,18 @@ int key_cache_new(const struct key_codec *codec, const struct row_shape *shape, 
     return 0;
 }
 
+void key_cache_release(struct key_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->n_chunks; i++)
+        cache->memory.free(cache->memory.context, cache->chunks[i], chunk_bytes(cache->codec, &cache->shape));
+    cache->n_blocks = cache->n_chunks = 0;
+}
+
 struct key_cache *key_cache_free(struct key_cache *cache)
 {
     if (!cache)
         return NULL;
-    for (uint32_t i = 0; i < cache->n_chunks; i++)
-        cache->memory.free(cache->memory.context, cache->chunks[i], chunk_bytes(cache->codec, &cache->shape));
+    key_cache_release(cache);
     free(cache->chunks);
     free(cache->keys);
     free(cache);

@@ -40,6 +40,8 @@ int key_cache_add(struct key_cache *cache, const struct kernels *kernels,
                   const void *(*rows)(void *context, uint32_t layer, uint32_t kv_head), void *context);
 /* The cache holds nothing any more; its memory stays. */
 void key_cache_clear(struct key_cache *cache);
+/* The same, and its memory goes back too. */
+void key_cache_release(struct key_cache *cache);
 
 /*
  * Tiles and sides of blocks [first_block, first_block + n) of one layer and KV head; returns n, as many as lie together
