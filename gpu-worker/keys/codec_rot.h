@@ -28,14 +28,14 @@
 
 /*
  * Levels of N(0, 1) by Lloyd and Max as small unsigned integers, so that sums of products of levels and a query's 8 bits stay
- * exact in 16 bits for a few terms: 6 of top 20, 2 of tops 52 and 59. A level stands for unit * (level - top / 2).
+ * exact in 16 bits for some terms: 8 pairs with top 14, 2 with tops 52 and 59. A level stands for unit * (level - top / 2).
  */
 #define ROT_PICK4(c, a0, a1, a2, a3) ((c) == 0 ? (a0) : (c) == 1 ? (a1) : (c) == 2 ? (a2) : (a3))
 #define ROT_PICK8(c, a0, a1, a2, a3, a4, a5, a6, a7)                                                                   \
     ((c) < 4 ? ROT_PICK4(c, a0, a1, a2, a3) : ROT_PICK4((c)-4, a4, a5, a6, a7))
-#define ROT2_LEVEL(c) ROT_PICK4(c, 0, 7, 13, 20)
-#define ROT2_TOP      20
-#define ROT2_UNIT     0.151035f
+#define ROT2_LEVEL(c) ROT_PICK4(c, 0, 5, 9, 14)
+#define ROT2_TOP      14
+#define ROT2_UNIT     0.216175f
 #define ROT3_LEVEL(c) ROT_PICK8(c, 0, 10, 17, 23, 29, 35, 42, 52)
 #define ROT3_TOP      52
 #define ROT3_UNIT     0.083067f

@@ -13,8 +13,9 @@
 
 #define ROT_MAX_TOGETHER 4u
 
-/* Tiles lie one after the other: so far ahead of the keys at work memory is asked for. */
-#define ROT_PREFETCH_BYTES 4096u
+/* Tiles lie one after the other: this many ahead memory is asked for, line by line; past the last that does nothing. Without
+ * it scoring from memory takes twice as long. */
+#define ROT_PREFETCH_TILES 3u
 
 /* ---- 8 lanes ---- */
 
@@ -30,22 +31,40 @@ VECTOR_INLINE __m256i rot8_and(__m256i a, int byte)
 {
     return _mm256_and_si256(a, _mm256_set1_epi8((char)byte));
 }
-/* sum += levels . integers over 16 dimensions; `bits` says how many products fit into 16 bits. */
-VECTOR_INLINE __m256i rot8_dot(const uint32_t bits, __m256i sum, const __m256i *levels, const uint8_t *integers)
+/* Sums of products of levels and integers: in 32 bits, and in 16 what is not added to them yet. */
+struct rot8_sum {
+    __m256i wide, narrow;
+};
+
+/* Do it now: left to itself the compiler multiplies everything first and spills. */
+#define ROT_NOW(a) __asm__("" : "+x"(a))
+
+/* Adds 16 dimensions. With 2 bits they stay narrow for two such steps, `first` and the other one. */
+VECTOR_INLINE struct rot8_sum rot8_dot(const uint32_t bits, const int first, struct rot8_sum sum, const __m256i *levels,
+                                       const uint8_t *integers)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i a = _mm256_maddubs_epi16(levels[0], rot8_load(integers));
-    __m256i b = _mm256_maddubs_epi16(levels[1], rot8_load(integers + 32));
-    __m256i c = _mm256_maddubs_epi16(levels[2], rot8_load(integers + 64));
-    __m256i d = _mm256_maddubs_epi16(levels[3], rot8_load(integers + 96));
-    a = _mm256_add_epi16(a, b);
-    c = _mm256_add_epi16(c, d);
-    if (bits == 2)
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_add_epi16(a, c), ones));
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, ones));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(c, ones));
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; s++) {
+        __m256i products = _mm256_maddubs_epi16(levels[s], rot8_load(integers + s * 32));
+        const int fresh = bits == 2 ? first && s == 0 : s % 2 == 0;
+        sum.narrow = fresh ? products : _mm256_add_epi16(sum.narrow, products);
+        ROT_NOW(sum.narrow);
+        if (bits > 2 && s % 2) {
+            sum.wide = _mm256_add_epi32(sum.wide, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
+            ROT_NOW(sum.wide);
+        }
+    }
+    return sum;
 }
-_Static_assert(ROT2_TOP * 127 * 2 * 4 <= INT16_MAX, "the sum of four products fits");
+VECTOR_INLINE struct rot8_sum rot8_widen(const uint32_t bits, struct rot8_sum sum)
+{
+    if (bits == 2) {
+        sum.wide = _mm256_add_epi32(sum.wide, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
+        ROT_NOW(sum.wide);
+    }
+    return sum;
+}
+_Static_assert(ROT2_TOP * 127 * 2 * 8 <= INT16_MAX, "the sum of eight pairs of products fits");
 _Static_assert(ROT3_TOP * 127 * 2 * 2 <= INT16_MAX && ROT4_TOP * 127 * 2 * 2 <= INT16_MAX, "that of two does");
 
 VECTOR_INLINE __m256 rot8_scales(const uint8_t *p)
@@ -64,9 +83,10 @@ VECTOR_INLINE __m256 rot8_bytes(const int8_t *p) /* as floats */
 
 #if VECTOR_WIDTH == 8
 
-VECTOR_INLINE vi rot_zero(void)
+typedef struct rot8_sum rot_sum;
+VECTOR_INLINE rot_sum rot_zero(void)
 {
-    return _mm256_setzero_si256();
+    return (rot_sum){_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
 VECTOR_INLINE vi rot_load(const uint8_t *p)
 {
@@ -92,9 +112,18 @@ VECTOR_INLINE vi rot_look_up(vi table, vi indices)
 {
     return _mm256_shuffle_epi8(table, indices);
 }
-VECTOR_INLINE vi rot_dot(const uint32_t bits, vi sum, const vi *levels, const uint8_t *integers)
+VECTOR_INLINE rot_sum rot_dot(const uint32_t bits, const int first, rot_sum sum, const vi *levels,
+                              const uint8_t *integers)
 {
-    return rot8_dot(bits, sum, levels, integers);
+    return rot8_dot(bits, first, sum, levels, integers);
+}
+VECTOR_INLINE rot_sum rot_widen(const uint32_t bits, rot_sum sum)
+{
+    return rot8_widen(bits, sum);
+}
+VECTOR_INLINE vf rot_float(rot_sum sum)
+{
+    return vi_to_float(sum.wide);
 }
 VECTOR_INLINE vf rot_scales(const uint8_t *p)
 {
@@ -119,7 +148,8 @@ VECTOR_INLINE float rot_mean_sum(struct rot_mean sum)
 
 #elif defined(__AVX512VNNI__)
 
-VECTOR_INLINE vi rot_zero(void)
+typedef vi rot_sum;
+VECTOR_INLINE rot_sum rot_zero(void)
 {
     return _mm512_setzero_si512();
 }
@@ -147,9 +177,10 @@ VECTOR_INLINE vi rot_look_up(vi table, vi indices)
 {
     return _mm512_shuffle_epi8(table, indices);
 }
-VECTOR_INLINE vi rot_dot(const uint32_t bits, vi sum, const vi *levels, const uint8_t *integers)
+VECTOR_INLINE rot_sum rot_dot(const uint32_t bits, const int first, rot_sum sum, const vi *levels,
+                              const uint8_t *integers)
 {
-    (void)bits;
+    (void)bits, (void)first;
 #pragma GCC unroll 4
     for (uint32_t s = 0; s < 4; s++) {
         int32_t four;
@@ -157,6 +188,15 @@ VECTOR_INLINE vi rot_dot(const uint32_t bits, vi sum, const vi *levels, const ui
         sum = _mm512_dpbusd_epi32(sum, levels[s], _mm512_set1_epi32(four));
     }
     return sum;
+}
+VECTOR_INLINE rot_sum rot_widen(const uint32_t bits, rot_sum sum) /* they are wide at once */
+{
+    (void)bits;
+    return sum;
+}
+VECTOR_INLINE vf rot_float(rot_sum sum)
+{
+    return vi_to_float(sum);
 }
 VECTOR_INLINE vf rot_scales(const uint8_t *p)
 {
@@ -185,9 +225,13 @@ VECTOR_INLINE float rot_mean_sum(struct rot_mean sum)
 
 #else
 
-VECTOR_INLINE vi rot_zero(void)
+typedef struct {
+    struct rot8_sum low, high;
+} rot_sum;
+VECTOR_INLINE rot_sum rot_zero(void)
 {
-    return (vi){_mm256_setzero_si256(), _mm256_setzero_si256()};
+    const struct rot8_sum zero = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    return (rot_sum){zero, zero};
 }
 VECTOR_INLINE vi rot_load(const uint8_t *p)
 {
@@ -213,11 +257,20 @@ VECTOR_INLINE vi rot_look_up(vi table, vi indices)
 {
     return (vi){_mm256_shuffle_epi8(table.low, indices.low), _mm256_shuffle_epi8(table.high, indices.high)};
 }
-VECTOR_INLINE vi rot_dot(const uint32_t bits, vi sum, const vi *levels, const uint8_t *integers)
+VECTOR_INLINE rot_sum rot_dot(const uint32_t bits, const int first, rot_sum sum, const vi *levels,
+                              const uint8_t *integers)
 {
     const __m256i low[4] = {levels[0].low, levels[1].low, levels[2].low, levels[3].low};
     const __m256i high[4] = {levels[0].high, levels[1].high, levels[2].high, levels[3].high};
-    return (vi){rot8_dot(bits, sum.low, low, integers), rot8_dot(bits, sum.high, high, integers)};
+    return (rot_sum){rot8_dot(bits, first, sum.low, low, integers), rot8_dot(bits, first, sum.high, high, integers)};
+}
+VECTOR_INLINE rot_sum rot_widen(const uint32_t bits, rot_sum sum)
+{
+    return (rot_sum){rot8_widen(bits, sum.low), rot8_widen(bits, sum.high)};
+}
+VECTOR_INLINE vf rot_float(rot_sum sum)
+{
+    return vi_to_float((vi){sum.low.wide, sum.high.wide});
 }
 VECTOR_INLINE vf rot_scales(const uint8_t *p)
 {
@@ -286,10 +339,22 @@ VECTOR_INLINE void rot_unpack(const uint32_t bits, const uint8_t *words, uint32_
     levels[3] = rot_look_up(tables[3], rot_or(rot_and(next, 12), third_lower));
 }
 
+/* dots += levels . integers over the 16 dimensions of group g, for n queries. */
+VECTOR_INLINE void rot_group_dot(const uint32_t bits, const int first, const uint32_t n, const uint8_t *words,
+                                 const uint8_t *integers, size_t query_bytes, uint32_t n_groups, uint32_t g,
+                                 const vi *tables, rot_sum *dots)
+{
+    vi levels[4];
+    rot_unpack(bits, words, n_groups, g, tables, levels);
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < n; i++)
+        dots[i] = rot_dot(bits, first, dots[i], levels, integers + i * query_bytes + (size_t)g * 4 * ROT_QUERY_LANES);
+}
+
 /* One tile, n queries of `query_bytes` each; n and bits are constants where this is inlined. */
 VECTOR_INLINE void rot_tile(const uint32_t bits, const uint32_t n, const uint8_t *query, size_t query_bytes,
-                            uint32_t n_groups, const vi *tables, const uint8_t *tile, float side, float *scores,
-                            size_t stride)
+                            uint32_t n_groups, const vi *tables, const uint8_t *tile, size_t tile_bytes, float side,
+                            float *scores, size_t stride)
 {
     const uint8_t *scales = tile + rot_scales_offset(bits, n_groups);
     const int8_t *mean = (const int8_t *)tile + rot_mean_offset(bits, n_groups);
@@ -312,23 +377,27 @@ VECTOR_INLINE void rot_tile(const uint32_t bits, const uint32_t n, const uint8_t
     for (uint32_t i = 0; i < n; i++)
         base[i] = vf_set((numbers[i]->scale * side) * rot_mean_sum(sums[i]));
 
+    const uint8_t *ahead = tile + ROT_PREFETCH_TILES * tile_bytes;
     for (uint32_t key = 0; key < ROT_KEYS; key += VECTOR_WIDTH) {
-        vi dots[ROT_MAX_TOGETHER];
+        for (size_t line = 0; line < tile_bytes; line += ROT_KEYS / VECTOR_WIDTH * 64)
+            _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+        ahead += 64;
+        rot_sum dots[ROT_MAX_TOGETHER];
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < n; i++)
             dots[i] = rot_zero();
-        for (uint32_t g = 0; g < n_groups; g++) {
-            vi levels[4];
-            _mm_prefetch((const char *)tile + ROT_PREFETCH_BYTES + (size_t)g * ROT_WORD_BYTES + key * 4, _MM_HINT_T0);
-            rot_unpack(bits, tile + key * 4, n_groups, g, tables, levels);
+        for (uint32_t g = 0; g < n_groups; g += 2) {
+            rot_group_dot(bits, 1, n, tile + key * 4, integers, query_bytes, n_groups, g, tables, dots);
+            if (g + 1 < n_groups)
+                rot_group_dot(bits, 0, n, tile + key * 4, integers, query_bytes, n_groups, g + 1, tables, dots);
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < n; i++)
-                dots[i] = rot_dot(bits, dots[i], levels, integers + i * query_bytes + (size_t)g * 4 * ROT_QUERY_LANES);
+                dots[i] = rot_widen(bits, dots[i]);
         }
         const vf a = rot_scales(scales + key);
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < n; i++) {
-            vf x = vf_sub(vi_to_float(dots[i]), vf_set(numbers[i]->offset));
+            vf x = vf_sub(rot_float(dots[i]), vf_set(numbers[i]->offset));
             vf_store(scores + i * stride + key, vf_fma(vf_mul(a, x), vf_set(numbers[i]->factor), base[i]));
         }
     }
@@ -340,13 +409,14 @@ VECTOR_INLINE void rot_score_together(const uint32_t bits, const uint32_t n, con
 {
     const uint8_t(*bytes)[16] = bits == 2 ? rot2_tables : bits == 3 ? rot3_tables : rot4_tables;
     const uint32_t n_groups = rot_groups(head_dim);
+    const size_t tile_bytes = rot_tile_bytes(bits, head_dim);
     vi tables[4];
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < 4; i++)
         tables[i] = rot_table(bytes[i]);
     for (uint32_t t = 0; t < n_tiles; t++)
-        rot_tile(bits, n, query, rot_query_bytes(n_groups), n_groups, tables,
-                 tiles + t * rot_tile_bytes(bits, head_dim), sides[t], scores + (size_t)t * ROT_KEYS, stride);
+        rot_tile(bits, n, query, rot_query_bytes(n_groups), n_groups, tables, tiles + t * tile_bytes, tile_bytes,
+                 sides[t], scores + (size_t)t * ROT_KEYS, stride);
 }
 
 VECTOR_INLINE void rot_score_bits(const uint32_t bits, const void *query, uint32_t n_queries, uint32_t head_dim,
