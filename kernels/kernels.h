@@ -44,10 +44,12 @@ struct kernels {
 
     /*
      * The same over n_rows (1 .. 64) rows that lie anywhere, for all queries: as a block of just these rows.
-     * rows [n_rows + n_next]: those of a later call are fetched from memory meanwhile.
+     * rows [n_fetch], n_fetch >= n_rows: those from `fetch_from` on, of this call and of a later one, are asked for while the
+     * scores are computed, so that they come from memory at the rate that memory has.
      */
     void (*attend_rows)(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
-                        const void *const *rows, uint32_t n_rows, uint32_t n_next, float scale, float *partials);
+                        const void *const *rows, uint32_t n_rows, uint32_t fetch_from, uint32_t n_fetch, float scale,
+                        float *partials);
 
     /* sums [n_queries][1 + head_dim] += weight x (1, V) over n_rows rows; weights [n_queries][weights_stride]. */
     void (*weigh_rows)(uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec, const void *const *rows,
@@ -108,7 +110,8 @@ struct kernels_lane {
     const float
         *weights; /* [n_queries][weights_stride], first of them of the lane's first selected row; NULL: from q . K */
     size_t weights_stride;
-    const float *references; /* [n_queries]; NULL without masses and weights */
+    const float *references;         /* [n_queries]; NULL without masses and weights */
+    const struct kernels_lane *next; /* what the same thread computes next, or NULL: its rows are fetched meanwhile */
 };
 /* partials [n_queries][2 + head_dim], out; empty where nothing has weight. */
 void kernels_attend_lane(const struct kernels *kernels, const struct kernels_lane *lane, float *partials);

@@ -13,7 +13,8 @@
 #define LANE_QUERIES  8u /* sums of so many queries are made together, on the stack */
 #define LANE_MASKS    32u
 #define LANE_GATHERED (3u * KERNELS_BLOCK_TOKENS) /* a batch, the one after it, and what a block adds */
-#define LANE_AHEAD    4u                          /* blocks whose sums are asked for early */
+#define LANE_FIRST    12u                         /* rows asked for at once: more requests a CPU would forget */
+#define LANE_AHEAD    16u                         /* blocks whose sums are asked for early */
 
 /* Selected rows of a lane's blocks in order: pointers to them, taken out a batch at a time. */
 struct gather {
@@ -24,6 +25,11 @@ struct gather {
     uint32_t n;
     const void *rows[LANE_GATHERED];
 };
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
 
 static void fetch(const void *from, size_t n_bytes)
 {
@@ -46,16 +52,29 @@ static void gather_fill(struct gather *gather)
     }
 }
 
+/* Where there is room, what the lane after this one will begin with; not counted. Returns how many. */
+static uint32_t gather_next(struct gather *gather)
+{
+    const struct kernels_lane *next = gather->lane->next;
+    struct gather begin;
+    if (gather->n >= 2 * KERNELS_BLOCK_TOKENS || gather->block < gather->lane->n_blocks || !next || next->weights)
+        return 0;
+    begin.lane = next;
+    begin.n_bytes = kernels_row_bytes(next->head_dim, next->codec);
+    begin.dense = KERNELS_DENSE_ROWS;
+    begin.block = 0;
+    begin.n = 0;
+    gather_fill(&begin);
+    const uint32_t n = least(begin.n, KERNELS_BLOCK_TOKENS);
+    memcpy(gather->rows + gather->n, begin.rows, n * sizeof *begin.rows);
+    return n;
+}
+
 /* The first n rows are done with. */
 static void gather_drop(struct gather *gather, uint32_t n)
 {
     gather->n -= n;
     memmove(gather->rows, gather->rows + n, gather->n * sizeof *gather->rows);
-}
-
-static uint32_t least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
 }
 
 static void attend_dense(const struct kernels *kernels, const struct kernels_lane *lane, float *partials)
@@ -78,13 +97,15 @@ static void attend_gathered(const struct kernels *kernels, const struct kernels_
     struct gather gather = {
         .lane = lane, .n_bytes = kernels_row_bytes(lane->head_dim, lane->codec), .dense = KERNELS_DENSE_ROWS};
     gather_fill(&gather);
-    for (uint32_t i = 0; i < least(gather.n, KERNELS_BLOCK_TOKENS);
-         i++) /* later ones while the batch before them computes */
+    uint32_t n_fetched = least(gather.n, LANE_FIRST);
+    for (uint32_t i = 0; i < n_fetched; i++)
         fetch(gather.rows[i], gather.n_bytes);
     while (gather.n) {
         const uint32_t n = least(gather.n, KERNELS_BLOCK_TOKENS);
-        kernels->attend_rows(lane->q, lane->n_queries, lane->head_dim, lane->codec, gather.rows, n,
-                             least(gather.n - n, KERNELS_BLOCK_TOKENS), lane->scale, partials);
+        const uint32_t n_fetch = least(gather.n + gather_next(&gather), 2 * KERNELS_BLOCK_TOKENS);
+        kernels->attend_rows(lane->q, lane->n_queries, lane->head_dim, lane->codec, gather.rows, n, n_fetched, n_fetch,
+                             lane->scale, partials);
+        n_fetched = n_fetch - n;
         gather_drop(&gather, n);
         gather_fill(&gather);
     }
@@ -162,6 +183,8 @@ void kernels_attend_lane(const struct kernels *kernels, const struct kernels_lan
     if (lane->weights) {
         merge_weighed(kernels, lane, weigh_selected, partials);
     } else {
+        for (uint32_t b = 0; lane->masses && b < least(lane->n_blocks, LANE_AHEAD); b++)
+            fetch(lane->v_sums[b], lane->head_dim * sizeof(float));
         attend_dense(kernels, lane, partials);
         attend_gathered(kernels, lane, partials);
     }

@@ -96,10 +96,12 @@ static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, 
 }
 
 static void attend_rows(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
-                        const void *const *rows, uint32_t n_rows, uint32_t n_next, float scale, float *partials)
+                        const void *const *rows, uint32_t n_rows, uint32_t fetch_from, uint32_t n_fetch, float scale,
+                        float *partials)
 {
     numbers block;
-    (void)n_next;
+    (void)fetch_from;
+    (void)n_fetch;
     for (uint32_t t = 0; t < n_rows; t++)
         read_row(rows[t], head_dim, codec, block[t]);
     for (uint32_t i = 0; i < n_queries; i++)

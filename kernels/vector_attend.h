@@ -38,16 +38,17 @@ struct attend_rows {
     const char *keys[KERNELS_BLOCK_TOKENS], *values[KERNELS_BLOCK_TOKENS];
     size_t panel_stride_bytes;
     uint32_t n_vectors;
-    const void *const *next; /* rows of a later call, to be fetched meanwhile */
-    uint32_t n_next;
-    size_t next_bytes; /* of one row */
+    const void *const *fetch; /* rows to ask for meanwhile */
+    uint32_t n_fetch;
+    uint32_t fetch_step; /* with every TILE_TOKENS scores, or with as many rows decoded */
+    size_t fetch_bytes;  /* of one row */
 };
 
 /* Up to TILE_QUERIES queries that are computed together, and the tokens any of them attends to. */
 struct attend_tile {
     uint32_t first, n_q;
     uint32_t n_tokens, n_scored;
-    uint32_t n_fetched; /* of `next`; at its end in all tiles but a call's first */
+    uint32_t n_fetched; /* of `fetch`; past its end in all tiles but a call's first */
     uint64_t all;       /* tokens that all of them attend to */
     uint8_t tokens[KERNELS_BLOCK_TOKENS];
 };
@@ -107,11 +108,11 @@ VECTOR_INLINE __m128 attend_scale(__m128 dots, float scale)
     return _mm_max_ps(_mm_set1_ps(-FLT_MAX), _mm_min_ps(_mm_set1_ps(FLT_MAX), s));
 }
 
-/* Asks for the next few rows of a later call, so that they arrive while this one computes. */
+/* Asks for the next few rows: a handful at a time, since a CPU keeps only so many requests and forgets the rest. */
 VECTOR_INLINE void attend_fetch(const struct attend_rows *in, struct attend_tile *tile)
 {
-    for (uint32_t i = 0; i < TILE_TOKENS && tile->n_fetched < in->n_next; i++)
-        row_prefetch(in->next[tile->n_fetched++], in->next_bytes);
+    for (uint32_t i = 0; i < in->fetch_step && tile->n_fetched < in->n_fetch; i++)
+        row_prefetch(in->fetch[tile->n_fetched++], in->fetch_bytes);
 }
 
 /* Scores of the tile's tokens below `end`, from where the last call stopped. Other elements are left as they are. */
@@ -130,7 +131,7 @@ VECTOR_INLINE void attend_scores(const uint32_t n_q, const int decoded, struct a
         const char *rows[TILE_TOKENS];
         for (uint32_t j = 0; j < TILE_TOKENS; j++)
             rows[j] = in->keys[tokens[t + j]];
-        if (tile->n_fetched < in->n_next)
+        if (tile->n_fetched < in->n_fetch)
             attend_fetch(in, tile);
         attend_dots(n_q, 4, decoded, q, q_stride, rows, in->n_vectors, dots);
         int in_a_row = tokens[t + 3] == tokens[t] + 3;
@@ -387,7 +388,10 @@ VECTOR_INLINE void attend_decode(const enum kernels_rows codec, struct attend_ro
 {
     const uint32_t panel = TILE_DIMENSIONS * VECTOR_WIDTH;
     const size_t key_stride = (size_t)in->n_vectors * VECTOR_WIDTH;
-    for (; any; any &= any - 1) {
+    const uint32_t row_step = (in->fetch_step + TILE_TOKENS - 1) / TILE_TOKENS;
+    for (uint32_t fetched = 0; any; any &= any - 1) {
+        for (uint32_t i = 0; i < row_step && fetched < in->n_fetch; i++)
+            row_prefetch(in->fetch[fetched++], in->fetch_bytes);
         const size_t token = (size_t)__builtin_ctzll(any);
         float *key = room_keys + token * key_stride, *value = room_values + token * panel;
         row_decode(codec, rows[token], head_dim, 0, 0, head_dim, key);
@@ -398,6 +402,7 @@ VECTOR_INLINE void attend_decode(const enum kernels_rows codec, struct attend_ro
         in->values[token] = (const char *)value;
     }
     in->panel_stride_bytes = KERNELS_BLOCK_TOKENS * panel * sizeof(float);
+    in->n_fetch = 0; /* done */
 }
 
 static __attribute__((noinline)) void attend_decoded(struct attend_rows *in, const float *q, uint32_t n_queries,
@@ -447,21 +452,24 @@ static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, 
         const size_t token = (size_t)__builtin_ctzll(left);
         each[token] = (const char *)rows + token * n_bytes;
     }
-    in.n_next = 0;
+    in.n_fetch = in.fetch_step = 0;
     attend_any(&in, q, n_queries, head_dim, codec, each, any, masks, 1, scale, partials);
 }
 
 static void attend_rows(const float *q, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
-                        const void *const *rows, uint32_t n_rows, uint32_t n_next, float scale, float *partials)
+                        const void *const *rows, uint32_t n_rows, uint32_t fetch_from, uint32_t n_fetch, float scale,
+                        float *partials)
 {
     const uint64_t any = ~UINT64_C(0) >> (KERNELS_BLOCK_TOKENS - n_rows);
     struct attend_rows in;
     uint64_t masks[BATCH_QUERIES];
     for (uint32_t i = 0; i < BATCH_QUERIES; i++)
         masks[i] = any;
-    in.next = rows + n_rows;
-    in.n_next = n_next;
-    in.next_bytes = row_bytes(head_dim, codec);
+    const uint32_t n_steps = n_rows > TILE_TOKENS ? n_rows / TILE_TOKENS : 1;
+    in.fetch = rows + fetch_from;
+    in.n_fetch = n_fetch - fetch_from;
+    in.fetch_step = (in.n_fetch + n_steps - 1) / n_steps;
+    in.fetch_bytes = row_bytes(head_dim, codec);
     attend_any(&in, q, n_queries, head_dim, codec, rows, any, masks, 0, scale, partials);
 }
 

@@ -167,22 +167,22 @@ struct far_rows {
 #define FAR_ROWS  (1u << 16)
 
 /* The next 64 rows, those after them announced or not. */
-static void run_far(struct far_rows *far, uint32_t n_next)
+static void run_far(struct far_rows *far, uint32_t fetch_from, uint32_t n_fetch)
 {
     const uint32_t first = far->next % FAR_ROWS;
     far->next += 64;
-    kernels->attend_rows(far->q, far->n_queries, far->head_dim, far->codec, far->rows + first, 64, n_next, 0.125f,
-                         far->partials);
+    kernels->attend_rows(far->q, far->n_queries, far->head_dim, far->codec, far->rows + first, 64, fetch_from, n_fetch,
+                         0.125f, far->partials);
 }
 
 static void run_far_alone(void *context)
 {
-    run_far(context, 0);
+    run_far(context, 64, 64);
 }
 
 static void run_far_in_turn(void *context)
 {
-    run_far(context, 64);
+    run_far(context, 64, 128);
 }
 
 static void run_far_weighed(void *context)
@@ -197,7 +197,8 @@ static void run_far_weighed(void *context)
 static void run_near(void *context)
 {
     struct far_rows *far = context;
-    kernels->attend_rows(far->q, far->n_queries, far->head_dim, far->codec, far->rows, 64, 0, 0.125f, far->partials);
+    kernels->attend_rows(far->q, far->n_queries, far->head_dim, far->codec, far->rows, 64, 64, 64, 0.125f,
+                         far->partials);
 }
 
 static void run_mean(void *context)

@@ -475,14 +475,15 @@ static void rows_by_pointer_are_a_block(void **state_)
             }
             for (size_t r = 0; r < sizeof row_counts / sizeof *row_counts; r++) {
                 for (size_t n = 0; n < sizeof query_counts / sizeof *query_counts; n++) {
-                    uint32_t n_rows = row_counts[r], n_queries = query_counts[n], n_next = r % 2 ? 64 : 0;
+                    uint32_t n_rows = row_counts[r], n_queries = query_counts[n], n_fetch = n_rows + (r % 2 ? 64 : 0);
                     size_t bytes = n_queries * KERNELS_PARTIAL_FLOATS(head_dim) * sizeof(float);
                     for (uint32_t i = 0; i < n_queries; i++)
                         masks[i] = ~UINT64_C(0) >> (64 - n_rows);
                     empty(partials, n_queries, head_dim);
                     empty(other, n_queries, head_dim);
                     for (int repeat = 0; repeat < 2; repeat++) {
-                        (*table)->attend_rows(q, n_queries, head_dim, codec, pointers, n_rows, n_next, 0.2f, partials);
+                        (*table)->attend_rows(q, n_queries, head_dim, codec, pointers, n_rows,
+                                              r % 3 ? n_rows : n_rows / 2, n_fetch, 0.2f, partials);
                         (*table)->attend_block(q, n_queries, head_dim, codec, together, masks, 0.2f, other);
                     }
                     if (memcmp(partials, other, bytes) != 0)
