@@ -29,6 +29,7 @@
 #define BATCH_QUERIES   24u                 /* with 16 keys or a panel of values they fill the first-level cache */
 #define BATCH_TILES     (BATCH_QUERIES / TILE_QUERIES + 1)
 #define SCORE_TOKENS    16u
+#define BLOCK_AHEAD     16u /* rows of a dense block that are asked for before they are used */
 
 _Static_assert(KERNELS_MAX_HEAD_DIM % (TILE_DIMENSIONS * VECTOR_WIDTH) == 0, "padding must fit");
 
@@ -452,7 +453,18 @@ static void attend_block(const float *q, uint32_t n_queries, uint32_t head_dim, 
         const size_t token = (size_t)__builtin_ctzll(left);
         each[token] = (const char *)rows + token * n_bytes;
     }
+    const void *ahead[KERNELS_BLOCK_TOKENS];
     in.n_fetch = in.fetch_step = 0;
+    if (n_queries < DECODE_QUERIES && __builtin_popcountll(any) >= KERNELS_DENSE_ROWS) {
+        /* Rows are read from memory once, K and V in different passes: ask for whole rows in time, and for the beginning of
+         * what most often comes next, the block behind. */
+        for (uint32_t t = 0; t < KERNELS_BLOCK_TOKENS; t++)
+            ahead[t] = (const void *)((uintptr_t)rows + (t + BLOCK_AHEAD) * n_bytes);
+        in.fetch = ahead;
+        in.n_fetch = KERNELS_BLOCK_TOKENS;
+        in.fetch_step = TILE_TOKENS;
+        in.fetch_bytes = n_bytes;
+    }
     attend_any(&in, q, n_queries, head_dim, codec, each, any, masks, 1, scale, partials);
 }
 
