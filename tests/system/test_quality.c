@@ -15,7 +15,7 @@
 enum { CALL_MS = 900000, N_CONTEXT = 4096, N_DECODE = 192, N_TOKENS = N_CONTEXT + N_DECODE };
 
 static const char prose_path[] = "tests/system/texts/prose.txt";
-/* Mean nats; simulated in floating point, with these texts: 0.0002 both. */
+/* Mean nats. */
 static const double max_prose = 0.0006, max_list = 0.0015;
 
 struct fixture {
