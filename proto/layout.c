@@ -47,8 +47,9 @@ int layout_check_exchange(const void *mapping, uint64_t n_bytes)
         return -EPROTO;
     if (header->magic != EXCHANGE_MAGIC || header->layout != LAYOUT_VERSION || header->n_bytes != n_bytes)
         return -EPROTO;
-    if (header->n_slots == 0 || header->n_slots > EXCHANGE_MAX_SLOTS || header->request_bytes < LAYOUT_PAGE_BYTES || header->reply_bytes < LAYOUT_PAGE_BYTES ||
-        header->request_bytes % LAYOUT_PAGE_BYTES != 0 || header->reply_bytes % LAYOUT_PAGE_BYTES != 0)
+    if (header->n_slots == 0 || header->n_slots > EXCHANGE_MAX_SLOTS || header->request_bytes < LAYOUT_PAGE_BYTES ||
+        header->reply_bytes < LAYOUT_PAGE_BYTES || header->request_bytes % LAYOUT_PAGE_BYTES != 0 ||
+        header->reply_bytes % LAYOUT_PAGE_BYTES != 0)
         return -EPROTO;
     uint64_t slot_bytes = (uint64_t)header->request_bytes + header->reply_bytes;
     return header->n_slots <= (n_bytes - LAYOUT_PAGE_BYTES) / slot_bytes ? 0 : -EPROTO;

@@ -34,8 +34,6 @@ static int set_up(void **state)
     fixture.prose = calloc(1, (size_t)n + 1);
     assert_int_equal(fread(fixture.prose, 1, (size_t)n, file), n);
     fclose(file);
-    service_start(&fixture.service, (const char *const[]){"--model", service_real_model(), "--memory", "1GiB", NULL},
-                  NULL);
     *state = &fixture;
     return 0;
 }
@@ -43,9 +41,19 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    service_stop(&fixture->service);
+    if (fixture->service.pid != 0)
+        service_stop(&fixture->service);
     free(fixture->prose);
     return 0;
+}
+
+/* The one of all tests here, or skip(). */
+static struct hcattn *client_of(struct fixture *fixture)
+{
+    const char *model = service_real_model();
+    if (fixture->service.pid == 0)
+        service_start(&fixture->service, (const char *const[]){"--model", model, "--memory", "1GiB", NULL}, NULL);
+    return fixture->service.client;
 }
 
 /* ---- divergence ---- */
@@ -131,13 +139,14 @@ static void check_divergence(struct fixture *fixture, const char *what, const ch
     struct hcattn_input input = {.text = text};
     struct hcattn_tokens tokens;
     struct scores scores = {0};
-    assert_int_equal(hcattn_tokenize(fixture->service.client, &input, CALL_MS, &tokens, NULL), 0);
+    struct hcattn *client = client_of(fixture);
+    assert_int_equal(hcattn_tokenize(client, &input, CALL_MS, &tokens, NULL), 0);
     print_message("%s: %zu tokens\n", what, tokens.n_ids);
     assert_true(tokens.n_ids >= N_TOKENS);
     const uint32_t *ids = tokens.ids + (strcmp(what, "list") == 0 ? tokens.n_ids - N_TOKENS : 0);
-    score(fixture->service.client, "full", ids, &scores);
+    score(client, "full", ids, &scores);
     scores.compare = true;
-    score(fixture->service.client, "default", ids, &scores);
+    score(client, "default", ids, &scores);
     double mean = scores.sum / N_DECODE;
     print_message("%s: mean divergence %.6f (largest %.4f), the same best token in %u of %u steps\n", what, mean,
                   scores.largest, scores.n_same_best, N_DECODE);
@@ -191,6 +200,7 @@ static char *plant(const char *prose)
 static void a_planted_fact_at_6k(void **state)
 {
     struct fixture *fixture = *state;
+    struct hcattn *client = client_of(fixture);
     static const char *const policies[] = {"full", "default"};
     char *text = plant(fixture->prose);
     for (size_t i = 0; i < 2; i++) {
@@ -199,16 +209,16 @@ static void a_planted_fact_at_6k(void **state)
         struct hcattn_error error = {0};
         struct answer answer = {0};
         struct hcattn_message message = {.role = "user", .content = text};
-        assert_int_equal(hcattn_open_session(fixture->service.client, &config, CALL_MS, &session, &error), 0);
+        assert_int_equal(hcattn_open_session(client, &config, CALL_MS, &session, &error), 0);
         struct hcattn_generate request = {
             .session = session.session, .input = {.messages = &message, .n_messages = 1}, .max_tokens = 24};
-        if (service_generate(fixture->service.client, &request, &answer, &error) < 0)
+        if (service_generate(client, &request, &answer, &error) < 0)
             fail_msg("generate: %s", error.sentence);
         print_message("%s, %u tokens: %s\n", policies[i], answer.n_prompt, answer.text);
         assert_true(answer.n_prompt > 6000);
         assert_non_null(strstr(answer.text, "74921"));
         service_answer_free(&answer);
-        assert_int_equal(hcattn_close_session(fixture->service.client, session.session, CALL_MS, NULL, NULL), 0);
+        assert_int_equal(hcattn_close_session(client, session.session, CALL_MS, NULL, NULL), 0);
     }
     free(text);
 }
