@@ -350,8 +350,9 @@ int engine_new(const struct engine_options *options, struct network *network, co
     };
     engine->fetch_rows = malloc((size_t)rows.n_layers * rows.n_kv_heads * layout_head_rows_bytes(&rows));
     engine->candidates = calloc(shape->n_vocab, sizeof(*engine->candidates));
+    engine->raw_logits = calloc(shape->n_vocab, sizeof(*engine->raw_logits));
     int r = engine->wake_fd < 0 || engine->event_fd < 0 ? -EMFILE : 0;
-    if (r == 0 && (engine->fetch_rows == NULL || engine->candidates == NULL))
+    if (r == 0 && (engine->fetch_rows == NULL || engine->candidates == NULL || engine->raw_logits == NULL))
         r = -ENOMEM;
     if (r == 0)
         r = step_new(network, kernels, &engine->stores, &engine->link, pool, options->transport, &limits,
@@ -403,6 +404,7 @@ struct engine *engine_free(struct engine *engine)
     pthread_mutex_destroy(&engine->lock);
     free(engine->fetch_rows);
     free(engine->candidates);
+    free(engine->raw_logits);
     free(engine);
     return NULL;
 }

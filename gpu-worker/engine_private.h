@@ -22,6 +22,7 @@ struct engine {
     uint64_t n_uses;                      /* sessions are marked with it */
     uint8_t *fetch_rows;                  /* one block: [layer][kv_head][64] rows */
     struct sampler_candidate *candidates; /* [n_vocab] */
+    float *raw_logits;                    /* [n_vocab] */
     uint32_t epoch;
     bool quit;
     pthread_t thread;

@@ -234,15 +234,9 @@ static void choose(struct engine *engine, struct run *run, uint32_t position, fl
 {
     const struct run_request *request = run->request;
     uint32_t n_vocab = engine->network->shape.n_vocab;
-    float *raw = NULL;
-    if (request->logprobs || request->top_logprobs > 0) { /* of the distribution before biases and penalties */
-        raw = malloc(n_vocab * sizeof(float));
-        if (raw == NULL) {
-            run_fail(run, -ENOMEM, "out of memory");
-            return;
-        }
-        memcpy(raw, logits, n_vocab * sizeof(float));
-    }
+    bool describes = request->logprobs || request->top_logprobs > 0;
+    if (describes) /* the distribution before biases and penalties */
+        memcpy(engine->raw_logits, logits, n_vocab * sizeof(float));
     uint32_t id = sampler_choose(&request->sampling, run->ids, position + 1, logits, n_vocab, engine->candidates);
     run->ids[run->n_known++] = id;
     run->pending_id = id;
@@ -251,7 +245,7 @@ static void choose(struct engine *engine, struct run *run, uint32_t position, fl
         run->end = RUN_END_TOKEN;
     } else {
         run->n_generated++;
-        int r = raw == NULL ? 0 : describe(run, raw, n_vocab, id, &run->pending_logprobs);
+        int r = describes ? describe(run, engine->raw_logits, n_vocab, id, &run->pending_logprobs) : 0;
         bool stopped = false;
         if (r == 0)
             r = text_stream_feed(run->text, id, &run->pending_text, &stopped);
@@ -262,7 +256,6 @@ static void choose(struct engine *engine, struct run *run, uint32_t position, fl
         else if (run->n_generated == request->max_tokens)
             run->end = RUN_END_LENGTH;
     }
-    free(raw);
 }
 
 void engine_take_logits(struct engine *engine, struct run *run, uint32_t position, float *logits)

@@ -7,7 +7,7 @@
  * under policy `full` both give the same bits.
  *
  * Canonical order of a query's attention: exact set (sinks, blocks before, own block), then lanes 0 .. 11; a lane's partial
- * is what kernels_attend_lane() makes of its old blocks in order of number.
+ * is what lane_attend() makes of its old blocks in order of number.
  *
  * Halves     the batch is cut into one or two micro-batches of whole runs. With two, the stores work for one while the
  *            worker computes for the other. A row's bits do not depend on the cut.

@@ -7,6 +7,7 @@
 #include "common/clock.h"
 #include "common/pool.h"
 #include "gpu-worker/step.h"
+#include "kernels/lane.h"
 
 void step_make_empty(float *partials, size_t n, uint32_t head_dim)
 {
@@ -92,7 +93,7 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
     for (uint32_t k = 0; policy->terms.weights && k < first; k++)
         n_before += (size_t)__builtin_popcountll(masks[k]);
     size_t first_head = (size_t)head * group, weights_stride = (size_t)selection->n_blocks * LAYOUT_BLOCK_TOKENS;
-    struct kernels_lane work = {
+    struct lane work = {
         .n_queries = group,
         .head_dim = d,
         .n_blocks = n,
@@ -113,7 +114,7 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
     }
     size_t index = ((size_t)row->decode_index * n_kv + head) * LAYOUT_N_LANES + lane;
     float *partials = step->direct_partials + index * group * KERNELS_PARTIAL_FLOATS(d);
-    kernels_attend_lane(step->kernels, &work, partials);
+    lane_attend(step->kernels, &work, partials);
     step->lane_partials[index] = partials;
 }
 

@@ -20,6 +20,7 @@
 
 #define KERNELS_BLOCK_TOKENS             64
 #define KERNELS_MAX_HEAD_DIM             256
+#define KERNELS_DENSE_ROWS               32 /* a block with so many selected rows is one that is read as a whole */
 #define KERNELS_PARTIAL_FLOATS(head_dim) (2u + (head_dim))
 
 enum kernels_rows { KERNELS_ROWS_F16 = 1, KERNELS_ROWS_Q8_0 = 2 };
@@ -86,35 +87,6 @@ struct kernels {
 
 /* Bytes of a row: as layout_row_bytes(). */
 size_t kernels_row_bytes(uint32_t head_dim, enum kernels_rows codec);
-
-/*
- * What a step asks over the blocks of one lane, for the query heads of one KV head: the one definition of what a value-store
- * computes (and of what transport direct computes in its place).
- *
- * Selected rows, in order of blocks and tokens: a block with at least KERNELS_DENSE_ROWS selected rows is attended to as a
- * block of its own (so that reading everything gives the bits of a prefill); rows of other blocks are gathered in order and
- * attended to 64 at a time, the rest at the end of the lane. With `weights` the rows are summed with the weights given.
- * Then the tail of all blocks, as one partial (reference, sum of masses, sum of masses x mean V), is merged.
- */
-#define KERNELS_DENSE_ROWS 32
-struct kernels_lane {
-    uint32_t n_queries, head_dim, n_blocks;
-    enum kernels_rows codec;
-    const float *q; /* [n_queries][head_dim]; NULL with weights */
-    float scale;
-    const void *const *rows;    /* [n_blocks]: 64 contiguous rows of the KV head in each block */
-    const float *const *v_sums; /* [n_blocks]: [head_dim], sums of V over 64 tokens; NULL without masses */
-    const uint64_t *masks;      /* [n_blocks] */
-    const float *masses;        /* [n_queries][masses_stride], first of them of the lane's first block; NULL: no tail */
-    size_t masses_stride;
-    const float
-        *weights; /* [n_queries][weights_stride], first of them of the lane's first selected row; NULL: from q . K */
-    size_t weights_stride;
-    const float *references;         /* [n_queries]; NULL without masses and weights */
-    const struct kernels_lane *next; /* what the same thread computes next, or NULL: its rows are fetched meanwhile */
-};
-/* partials [n_queries][2 + head_dim], out; empty where nothing has weight. */
-void kernels_attend_lane(const struct kernels *kernels, const struct kernels_lane *lane, float *partials);
 
 /* The table for an instruction set; AUTO = the best this CPU has. NULL: this CPU (or build) does not have it. */
 const struct kernels *kernels_get(enum kernels_isa isa);

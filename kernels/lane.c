@@ -5,7 +5,7 @@
  * Invariant  which rows share a call depends on the masks alone (dense blocks first, in order; then the gathered rows, 64 at a
  *            time), so the bits of a lane are the same wherever it is computed.
  */
-#include "kernels/kernels.h"
+#include "kernels/lane.h"
 
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 
 /* Selected rows of a lane's blocks in order: pointers to them, taken out a batch at a time. */
 struct gather {
-    const struct kernels_lane *lane;
+    const struct lane *lane;
     size_t n_bytes; /* of a row */
     uint32_t dense; /* blocks with so many selected rows are left out */
     uint32_t block; /* next to look at */
@@ -41,7 +41,7 @@ static void fetch(const void *from, size_t n_bytes)
 /* Until there are two batches or no more blocks. */
 static void gather_fill(struct gather *gather)
 {
-    const struct kernels_lane *lane = gather->lane;
+    const struct lane *lane = gather->lane;
     for (; gather->n < 2 * KERNELS_BLOCK_TOKENS && gather->block < lane->n_blocks; gather->block++) {
         uint64_t left = lane->masks[gather->block];
         if ((uint32_t)__builtin_popcountll(left) >= gather->dense)
@@ -55,7 +55,7 @@ static void gather_fill(struct gather *gather)
 /* Where there is room, what the lane after this one will begin with; not counted. Returns how many. */
 static uint32_t gather_next(struct gather *gather)
 {
-    const struct kernels_lane *next = gather->lane->next;
+    const struct lane *next = gather->lane->next;
     struct gather begin;
     if (gather->n >= 2 * KERNELS_BLOCK_TOKENS || gather->block < gather->lane->n_blocks || !next || next->weights)
         return 0;
@@ -77,7 +77,7 @@ static void gather_drop(struct gather *gather, uint32_t n)
     memmove(gather->rows, gather->rows + n, gather->n * sizeof *gather->rows);
 }
 
-static void attend_dense(const struct kernels *kernels, const struct kernels_lane *lane, float *partials)
+static void attend_dense(const struct kernels *kernels, const struct lane *lane, float *partials)
 {
     for (uint32_t b = 0; b < lane->n_blocks; b++) {
         uint64_t masks[LANE_MASKS];
@@ -92,7 +92,7 @@ static void attend_dense(const struct kernels *kernels, const struct kernels_lan
     }
 }
 
-static void attend_gathered(const struct kernels *kernels, const struct kernels_lane *lane, float *partials)
+static void attend_gathered(const struct kernels *kernels, const struct lane *lane, float *partials)
 {
     struct gather gather = {
         .lane = lane, .n_bytes = kernels_row_bytes(lane->head_dim, lane->codec), .dense = KERNELS_DENSE_ROWS};
@@ -112,7 +112,7 @@ static void attend_gathered(const struct kernels *kernels, const struct kernels_
 }
 
 /* sums [n][1 + head_dim] of a few queries -> merged into their partials; sums of nothing are left out. */
-static void merge_sums(const struct kernels *kernels, const struct kernels_lane *lane, uint32_t first, uint32_t n,
+static void merge_sums(const struct kernels *kernels, const struct lane *lane, uint32_t first, uint32_t n,
                        const float *sums, float *partials)
 {
     for (uint32_t i = 0; i < n; i++, sums += 1 + lane->head_dim) {
@@ -126,7 +126,7 @@ static void merge_sums(const struct kernels *kernels, const struct kernels_lane 
     }
 }
 
-static void weigh_selected(const struct kernels *kernels, const struct kernels_lane *lane, uint32_t first, uint32_t n,
+static void weigh_selected(const struct kernels *kernels, const struct lane *lane, uint32_t first, uint32_t n,
                            float *sums)
 {
     struct gather gather = {
@@ -148,8 +148,7 @@ static void weigh_selected(const struct kernels *kernels, const struct kernels_l
     }
 }
 
-static void weigh_tail(const struct kernels *kernels, const struct kernels_lane *lane, uint32_t first, uint32_t n,
-                       float *sums)
+static void weigh_tail(const struct kernels *kernels, const struct lane *lane, uint32_t first, uint32_t n, float *sums)
 {
     const float *masses = lane->masses + first * lane->masses_stride;
     for (uint32_t b = 0; b < lane->n_blocks; b++) {
@@ -160,8 +159,8 @@ static void weigh_tail(const struct kernels *kernels, const struct kernels_lane 
 }
 
 /* A few queries at a time: their sums with the weights given, or of the tail, merged into their partials. */
-static void merge_weighed(const struct kernels *kernels, const struct kernels_lane *lane,
-                          void (*weigh)(const struct kernels *kernels, const struct kernels_lane *lane, uint32_t first,
+static void merge_weighed(const struct kernels *kernels, const struct lane *lane,
+                          void (*weigh)(const struct kernels *kernels, const struct lane *lane, uint32_t first,
                                         uint32_t n, float *sums),
                           float *partials)
 {
@@ -174,7 +173,7 @@ static void merge_weighed(const struct kernels *kernels, const struct kernels_la
     }
 }
 
-void kernels_attend_lane(const struct kernels *kernels, const struct kernels_lane *lane, float *partials)
+void lane_attend(const struct kernels *kernels, const struct lane *lane, float *partials)
 {
     const size_t width = KERNELS_PARTIAL_FLOATS(lane->head_dim);
     memset(partials, 0, lane->n_queries * width * sizeof *partials);

@@ -289,7 +289,7 @@ enum aggregate_mode {
 
 /*
  * Sum over selected rows of one session and KV head, for the query heads of that KV head; a partial per lane.
- * A lane's partial: the selected of its blocks in order (kernels_lane), then its tail - for each block the approximate mass of
+ * A lane's partial: the selected of its blocks in order (lane.h), then its tail - for each block the approximate mass of
  * what was not selected times the mean value of the block's 64 tokens - merged into it.
  * Masses and weights are exp(score - reference), one reference a query.
  */

@@ -1,5 +1,6 @@
 /* aggregate.c - check items and blocks, make one task per (item, lane), run the tasks. */
 #include "value-store/aggregate.h"
+#include "kernels/lane.h"
 #include "value-store/shared_copy.h"
 
 #include <errno.h>
@@ -25,7 +26,7 @@ struct task {
     uint32_t n_weights; /* selected rows of the lane */
 };
 
-/* What kernels_attend_lane() is told of the blocks of a lane; one for each thread. */
+/* What lane_attend() is told of the blocks of a lane; one for each thread. */
 struct scratch {
     const void **rows;
     const float **v_sums;
@@ -295,7 +296,7 @@ static void run_task(void *context, uint32_t index, uint32_t thread)
     const struct aggregate_item *item = &aggregate->items[task->item];
     const struct scratch *scratch = &aggregate->scratches[thread];
     gather_lane(aggregate, task, scratch);
-    struct kernels_lane lane = {
+    struct lane lane = {
         .n_queries = item->n_queries,
         .head_dim = blocks_shape(call->blocks)->head_dim,
         .n_blocks = task->n_blocks,
@@ -319,7 +320,7 @@ static void run_task(void *context, uint32_t index, uint32_t thread)
     if (item->masses_offset != 0 || item->mode == AGGREGATE_WEIGHTS)
         lane.references = floats_at(call, item->references_offset);
     uint8_t *partials = call->reply + item->result_offset + task->rank * partial_bytes(call, item->n_queries);
-    kernels_attend_lane(aggregate->kernels, &lane, (float *)(void *)partials);
+    lane_attend(aggregate->kernels, &lane, (float *)(void *)partials);
     if (aggregate->progress)
         atomic_fetch_add_explicit(aggregate->progress, 1, memory_order_relaxed);
 }

@@ -3,7 +3,7 @@
  *
  * Threads    aggregate_run() from the thread whose turn it is, which lends itself to the pool.
  * Invariant  a partial depends on its lane's blocks, masks, masses, weights and queries only: one thread computes it, in the
- *            order given (kernels_attend_lane). So results are the same bits for any number of threads and stores.
+ *            order given (lane_attend). So results are the same bits for any number of threads and stores.
  *            Everything that decides which memory is read or written is checked before the first row is read. Masks are
  *            read a second time when a lane is computed and cut to the rows that were found to be there.
  *            No allocation once a request of the same size was served.

@@ -375,7 +375,8 @@ static void up_to_the_last_block(void **state)
     uint32_t ids[] = {1, 2, 3}, n = 0;
     struct hcattn_input input = {.ids = ids, .n_ids = 3};
     service_start(&small,
-                  (const char *const[]){"--model", service_tiny_model(""), "--stores", "2", "--memory", "600KiB", "--max-queue", "0", NULL},
+                  (const char *const[]){"--model", service_tiny_model(""), "--stores", "2", "--memory", "600KiB",
+                                        "--max-queue", "0", NULL},
                   NULL);
     assert_int_equal(hcattn_stats(small.client, CALL_MS, &stats, NULL), 0);
     uint64_t block_bytes = stats.store_bytes_per_token * 64, total = 0;

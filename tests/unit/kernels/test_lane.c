@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/lane.h"
 #include "tests/unit/kernels/halves.h"
 
 #define MAX_BLOCKS  12u
@@ -62,8 +63,8 @@ struct options {
 };
 
 /* Rows, queries, masses, weights and references of every block and query; masks are the test's. */
-static struct kernels_lane fill(uint32_t n_blocks, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
-                                struct options options)
+static struct lane fill(uint32_t n_blocks, uint32_t n_queries, uint32_t head_dim, enum kernels_rows codec,
+                        struct options options)
 {
     const struct kernels *plain = kernels_get(KERNELS_ISA_PLAIN);
     const size_t n_bytes = kernels_row_bytes(head_dim, codec);
@@ -94,7 +95,7 @@ static struct kernels_lane fill(uint32_t n_blocks, uint32_t n_queries, uint32_t 
         weights[i] = 1.0f + random_float(1.0f);
     for (uint32_t i = 0; i < n_queries; i++)
         references[i] = random_float(4.0f);
-    return (struct kernels_lane){
+    return (struct lane){
         .n_queries = n_queries,
         .head_dim = head_dim,
         .n_blocks = n_blocks,
@@ -125,7 +126,7 @@ static void merge(double *partial, double reference, double sum, const double *o
 }
 
 /* One query of a lane, token by token. */
-static void truth(const struct kernels_lane *lane, uint32_t query, double *partial)
+static void truth(const struct lane *lane, uint32_t query, double *partial)
 {
     double total = 0, out[KERNELS_MAX_HEAD_DIM] = {0};
     uint32_t nth = 0;
@@ -166,7 +167,7 @@ static void truth(const struct kernels_lane *lane, uint32_t query, double *parti
 }
 
 /* Values are up to 2 in size, weights positive: out is off by a small share of 2 x sum. */
-static void check(const char *what, const struct kernels *table, const struct kernels_lane *lane)
+static void check(const char *what, const struct kernels *table, const struct lane *lane)
 {
     for (uint32_t i = 0; i < lane->n_queries; i++) {
         const float *got = partials + i * KERNELS_PARTIAL_FLOATS(lane->head_dim);
@@ -223,14 +224,13 @@ static void lanes_are_near_the_truth(void **unused)
         for (size_t n = 0; n < sizeof query_counts / sizeof *query_counts; n++) {
             for (size_t set = 0; set < N_MASK_SETS; set++) {
                 for (int variant = 0; variant < 8; variant++) {
-                    struct kernels_lane lane =
-                        fill(mask_sets[set].n_blocks, query_counts[n], head_dims[h],
-                             variant / 4 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16, options[variant % 4]);
+                    struct lane lane = fill(mask_sets[set].n_blocks, query_counts[n], head_dims[h],
+                                            variant / 4 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16, options[variant % 4]);
                     set_masks(set);
                     lane.next = n % 2 ? &lane : NULL; /* only fetched */
                     for (const struct kernels *const *table = halves_tables(); *table; table++) {
                         memset(partials, 0xff, sizeof partials);
-                        kernels_attend_lane(*table, &lane, partials);
+                        lane_attend(*table, &lane, partials);
                         check(mask_sets[set].name, *table, &lane);
                         /* nothing is written past the end */
                         const float *end = partials + lane.n_queries * KERNELS_PARTIAL_FLOATS(lane.head_dim);
@@ -249,7 +249,7 @@ static void everything_is_block_by_block(void **unused)
     for (int c = KERNELS_ROWS_F16; c <= KERNELS_ROWS_Q8_0; c++) {
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             const uint32_t head_dim = head_dims[h], n_queries = MAX_QUERIES, n_blocks = 6;
-            struct kernels_lane lane = fill(n_blocks, n_queries, head_dim, (enum kernels_rows)c, (struct options){0});
+            struct lane lane = fill(n_blocks, n_queries, head_dim, (enum kernels_rows)c, (struct options){0});
             const size_t width = KERNELS_PARTIAL_FLOATS(head_dim);
             for (uint32_t b = 0; b < n_blocks; b++)
                 masks[b] = b == 3 ? ALL << 32 : ALL; /* 32 are dense, too */
@@ -263,7 +263,7 @@ static void everything_is_block_by_block(void **unused)
                         each[i] = masks[b];
                     (*table)->attend_block(q, n_queries, head_dim, lane.codec, blocks[b], each, lane.scale, other);
                 }
-                kernels_attend_lane(*table, &lane, partials);
+                lane_attend(*table, &lane, partials);
                 assert_memory_equal(partials, other, n_queries * width * sizeof *other);
             }
         }
@@ -276,19 +276,19 @@ static void queries_do_not_know_of_each_other(void **unused)
     for (int variant = 0; variant < 4; variant++) {
         const uint32_t head_dim = 64, n_queries = 11;
         const size_t width = KERNELS_PARTIAL_FLOATS(head_dim);
-        struct kernels_lane lane = fill(12, n_queries, head_dim, variant / 2 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16,
-                                        (struct options){.tail = true, .weights = variant % 2});
+        struct lane lane = fill(12, n_queries, head_dim, variant / 2 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16,
+                                (struct options){.tail = true, .weights = variant % 2});
         set_masks(N_MASK_SETS - 1);
         for (const struct kernels *const *table = halves_tables(); *table; table++) {
-            kernels_attend_lane(*table, &lane, partials);
+            lane_attend(*table, &lane, partials);
             for (uint32_t i = 0; i < n_queries; i++) {
-                struct kernels_lane alone = lane;
+                struct lane alone = lane;
                 alone.n_queries = 1;
                 alone.q = lane.q ? lane.q + i * head_dim : NULL;
                 alone.masses = lane.masses + i * lane.masses_stride;
                 alone.weights = lane.weights ? lane.weights + i * lane.weights_stride : NULL;
                 alone.references = lane.references + i;
-                kernels_attend_lane(*table, &alone, other);
+                lane_attend(*table, &alone, other);
                 assert_memory_equal(other, partials + i * width, width * sizeof *other);
             }
         }
@@ -302,8 +302,7 @@ static void nothing_of_nothing(void **unused)
     const uint32_t head_dim = 20, n_queries = 3, n_blocks = 5;
     const size_t width = KERNELS_PARTIAL_FLOATS(head_dim);
     for (const struct kernels *const *table = halves_tables(); *table; table++) {
-        struct kernels_lane lane =
-            fill(n_blocks, n_queries, head_dim, KERNELS_ROWS_F16, (struct options){.tail = true});
+        struct lane lane = fill(n_blocks, n_queries, head_dim, KERNELS_ROWS_F16, (struct options){.tail = true});
         for (uint32_t b = 0; b < n_blocks; b++) {
             masks[b] = b == 2 ? 0xf0 : 0;
             for (uint32_t i = 0; i < n_queries; i++)
@@ -311,13 +310,13 @@ static void nothing_of_nothing(void **unused)
         }
         references[0] = -INFINITY;
         v_sums[3][4] = INFINITY; /* of a block without mass */
-        kernels_attend_lane(*table, &lane, partials);
+        lane_attend(*table, &lane, partials);
         check("masses of 0", *table, &lane);
-        struct kernels_lane bare = lane;
+        struct lane bare = lane;
         bare.masses = NULL;
         bare.v_sums = NULL;
         bare.references = NULL;
-        kernels_attend_lane(*table, &bare, other);
+        lane_attend(*table, &bare, other);
         assert_memory_equal(partials, other, width * sizeof *other);
         assert_memory_not_equal(partials + width, other + width, width * sizeof *other);
         assert_memory_equal(partials + 2 * width, other + 2 * width, width * sizeof *other);
@@ -330,7 +329,7 @@ static void nothing_of_nothing(void **unused)
             masses[i] = i / lane.masses_stride == 1 ? masses[i] : 0.0f;
         references[2] = -INFINITY;
         weights[2 * lane.weights_stride] = 1.0f; /* no such query can have a weight: it adds nothing */
-        kernels_attend_lane(*table, &lane, partials);
+        lane_attend(*table, &lane, partials);
         check("weights of 0", *table, &lane);
         for (uint32_t i = 0; i < n_queries; i += 2) {
             assert_true(partials[i * width] == -INFINITY);
@@ -350,7 +349,7 @@ static void weighed_sums_continue(void **unused)
         for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
             const uint32_t head_dim = head_dims[h], width = 1 + head_dim;
             const enum kernels_rows codec = (enum kernels_rows)c;
-            struct kernels_lane lane = fill(2, n_queries, head_dim, codec, (struct options){true, true});
+            struct lane lane = fill(2, n_queries, head_dim, codec, (struct options){true, true});
             const void *pointers[70];
             for (uint32_t t = 0; t < n_rows; t++)
                 pointers[t] = blocks[t % 2] + (t * 29 % 64) * kernels_row_bytes(head_dim, codec);
