@@ -192,6 +192,8 @@ static void list_at_4k(void **state)
  */
 static void lookups_at_4k(void **state)
 {
+    if (getenv("HCATTN_TEST_LONG") == NULL)
+        skip(); /* scripts/test --long */
     check_divergence(*state, "lookups", make_list(false), "quality", max_list);
 }
 

@@ -1,7 +1,8 @@
 /*
  * test_soak.c - eight sessions of 6k tokens side by side for a while: generations that are cancelled now and then, forks,
  * rings that come and go. What a session continues with stays the same to the last token, and in the end nothing is left.
- * In sanitizer builds (two minutes) nothing leaks or races either: service_stop() looks for their reports.
+ * In sanitizer builds nothing leaks or races either: service_stop() looks for their reports. With HCATTN_TEST_LONG
+ * (scripts/test --long) it goes on for two minutes.
  */
 #include "tests/system/jobs.h"
 #include "tests/system/rows.h"
@@ -17,10 +18,11 @@
 #include "common/clock.h"
 
 #ifdef HCATTN_SANITIZED
-enum { SOAK_S = 120, CALL_MS = 1800000, FORK_BLOCKS = 90 };
+enum { SOAK_S = 40, CALL_MS = 1800000, FORK_BLOCKS = 90 };
 #else
 enum { SOAK_S = 10, CALL_MS = 300000, FORK_BLOCKS = 60 };
 #endif
+enum { LONG_SOAK_S = 120 };
 #define MODEL "--layers 2 --heads 2 --kv-heads 1 --embd 32 --head-dim 32 --ff 32 --context 8192"
 enum { N_SESSIONS = 8, N_ROOTS = 2, N_PROMPT = 6000, N_MOST = 7800, N_STORES = 2, MAX_TOKENS = 24, N_CTX = 8192 };
 
@@ -210,7 +212,8 @@ static void eight_sessions(void **state)
                                         "--exact-tokens", "0", "--micro-batches", "2", NULL},
                   NULL);
     open_roots(&service, roots);
-    uint64_t begun = clock_now_us(), deadline = clock_deadline_us(UINT64_C(1000000) * SOAK_S);
+    uint64_t soak_s = getenv("HCATTN_TEST_LONG") != NULL ? LONG_SOAK_S : SOAK_S;
+    uint64_t begun = clock_now_us(), deadline = clock_deadline_us(soak_s * 1000000);
     for (uint32_t i = 0; i < N_SESSIONS; i++) {
         soakers[i] = (struct soaker){.service = &service, .root = &roots[i % N_ROOTS], .number = i, .seed = i + 1};
         assert_int_equal(pthread_create(&soakers[i].thread, NULL, soak, &soakers[i]), 0);
