@@ -200,3 +200,14 @@ Hcattn__Control__Control *fakes_hear(int fd, int *ret_attached)
     assert(message);
     return message;
 }
+
+void fakes_quiet(struct fakes *fakes)
+{
+    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
+        fakes_pump(fakes);
+}
+
+void fakes_drop(Hcattn__Work__WorkRequest *request)
+{
+    hcattn__work__work_request__free_unpacked(request, NULL);
+}

@@ -121,6 +121,13 @@ void fakes_fail_late(const char *condition, const char *file, int line, uint64_t
     for (uint64_t deadline_ = fakes_deadline(); !(condition); fakes_pump(fakes))                                       \
     fakes_fail_late(#condition, __FILE__, __LINE__, deadline_)
 #define FAKES_QUIET_ROUNDS 15 /* long enough to see that something does not come */
+void fakes_quiet(struct fakes *fakes);
+void fakes_drop(Hcattn__Work__WorkRequest *request); /* accepts NULL */
+
+/* Short for the names that protobuf-c makes. */
+#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
+#define REPLY(name)      HCATTN__REPLY__REPLY_##name
+#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
 
 int fakes_connect(const struct fakes *fakes);
 void fakes_say(int fd, const Hcattn__Control__Control *message, int attached);

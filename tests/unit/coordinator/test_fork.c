@@ -11,10 +11,6 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 
 static int teardown(void **state)
@@ -22,11 +18,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void drop(Hcattn__Work__WorkRequest *request)
-{
-    hcattn__work__work_request__free_unpacked(request, NULL);
 }
 
 static int setup(void **state)
@@ -60,7 +51,7 @@ static void finish(uint64_t id, Hcattn__Work__WorkRequest *run, uint64_t n_token
 {
     fake_worker_finished(&fakes.workers[0], run->work, (uint32_t)n_tokens - 3, n_tokens);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static uint64_t expect_forked(uint64_t id, uint64_t n_tokens)
@@ -178,7 +169,7 @@ static void what_cannot_be_forked(void **state)
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
     fake_client_expect_error(&fakes, id, ERROR_CODE(CANCELLED));
     fake_client_drop(&fakes, closing, REPLY(SESSION_CLOSED));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void no_room_for_a_copy(void **state)
@@ -252,7 +243,7 @@ static void a_store_is_lost_and_stays_away(void **state)
     (void)state;
     Hcattn__Work__WorkRequest *run;
     (void)running(5, 6 * 64, &run);
-    drop(run);
+    fakes_drop(run);
     struct fake_store *store = &fakes.stores[1];
     uint64_t dead = store->incarnation;
     store->silent = true;
@@ -286,9 +277,9 @@ static void a_segment_is_lost_with_its_store(void **state)
     fake_store_register(&fakes, 1, false);
     fake_client_expect_error(&fakes, fork_id, ERROR_CODE(UNAVAILABLE));
     fake_client_expect_error(&fakes, id, ERROR_CODE(INTERNAL)); /* the source is lost */
-    drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)));
+    fakes_drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)));
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
-    drop(run);
+    fakes_drop(run);
     FAKES_WAIT(&fakes, store->n_formats == 2 && held(5) == 0 && held(6) == 0);
     store->adopt_status = 0;
 }
@@ -343,7 +334,7 @@ static void the_coordinator_is_lost_meanwhile(void **state)
     (void)state;
     Hcattn__Work__WorkRequest *run;
     (void)running(5, 6 * 64, &run);
-    drop(run);
+    fakes_drop(run);
     fakes.stores[1].copy_status = -EIO; /* it stops half-way: only store 0 has its blocks */
     fakes.stores[1].silent = true;
     (void)fake_client_fork(&fakes, 5, 6, 0);

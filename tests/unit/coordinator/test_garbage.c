@@ -15,10 +15,6 @@
 #include "common/random.h"
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 static uint32_t seed = 1;
 
@@ -47,12 +43,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
 }
 
 /* One generation from end to end. */
@@ -108,7 +98,7 @@ static void garbage_from_clients(void **state)
         send_raw(fakes.client.socket, bytes, n, 1);
         bytes[i] = kept;
     }
-    quiet();
+    fakes_quiet(&fakes);
     fake_client_close(&fakes.client);
     fake_client_open(&fakes);
     expect_service();
@@ -235,7 +225,7 @@ static void garbage_on_the_work_socket(void **state)
         send_raw(stranger, bytes, n, 1 + (size_t)(i % 3));
         send_raw(fakes.workers[0].work, bytes, n, 1 + (size_t)(i % 3 == 0));
     }
-    quiet();
+    fakes_quiet(&fakes);
     socket_free(stranger);
     expect_service();
     /* replies that do not belong to the state of their request */
@@ -249,7 +239,7 @@ static void garbage_on_the_work_socket(void **state)
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3); /* twice */
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id));
     hcattn__work__work_request__free_unpacked(run, NULL);
     expect_service();
@@ -290,7 +280,7 @@ static void garbage_on_the_peer_socket(void **state)
     control.segment_ready = &ready;
     fakes_say(fakes.stores[0].fd, &control, fakes.stores[0].segment.fd); /* nobody asked */
     fakes_say(fakes.workers[0].fd, &control, STDERR_FILENO);
-    quiet();
+    fakes_quiet(&fakes);
     expect_service();
 }
 
@@ -342,7 +332,7 @@ static void rings_and_copies_that_nobody_asked_for(void **state)
     say_all(&fakes, fakes.stores[0].fd);
     say_all(&fakes, fakes.workers[0].fd);
     say_all(&fakes, fakes.store_supervisor[0].fd);
-    quiet();
+    fakes_quiet(&fakes);
     hcattn__reply__free_unpacked(
         fake_client_take(&fakes, fake_client_set_transport(&fakes, "routed"), REPLY(TRANSPORT_SET)), NULL);
     assert_false(fakes.workers[0].ring[0] || fakes.workers[0].ring[1]);
@@ -362,7 +352,7 @@ static void counts_that_nobody_asked_for(void **state)
     fake_worker_finished(&fakes.workers[0], count->work, 0, 3); /* to a Count */
     fake_worker_generated(&fakes.workers[0], count->work, 0, 3);
     fake_worker_progress(&fakes.workers[0], count->work, 3);
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, describe) || fake_client_has(&fakes.client, id));
     fake_worker_error(&fakes.workers[0], count->work, ERROR_CODE(INTERNAL)); /* goes on as it is */
     fake_client_expect_error(&fakes, describe, ERROR_CODE(INTERNAL));
@@ -453,7 +443,7 @@ static void descriptors_travel_both_ways(void **state)
     char endpoint[128];
     snprintf(endpoint, sizeof(endpoint), "ipc://%s/data.sock", fakes.dir);
     fakes.stores[0].data = socket_free(fakes.stores[0].data);
-    quiet();
+    fakes_quiet(&fakes);
     request = request_to(fakes.stores[0].route);
     send_raw(worker->data, &request, sizeof(request), 1);
     fakes_pump(&fakes);
@@ -462,7 +452,7 @@ static void descriptors_travel_both_ways(void **state)
     FAKES_WAIT(&fakes, fakes.stores[0].n_descriptors == 1);
     /* and when it does not come back in time, the sender knows */
     fakes.stores[0].data = socket_free(fakes.stores[0].data);
-    quiet();
+    fakes_quiet(&fakes);
     request.remaining_us = 100000;
     send_raw(worker->data, &request, sizeof(request), 1);
     FAKES_WAIT(&fakes, worker->n_descriptors == 3);
@@ -486,7 +476,7 @@ static void garbage_on_the_data_socket(void **state)
         send_raw(fakes.stores[0].data, bytes, n, 1);
         send_raw(stranger, &request, sizeof(request), 1); /* in somebody else's name */
     }
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.stores[0].n_descriptors, 0);
     assert_int_equal(fakes.workers[0].n_descriptors, 0);
     send_raw(fakes.workers[0].data, &request, sizeof(request), 1);

@@ -11,10 +11,6 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 
 static int teardown(void **state)
@@ -22,17 +18,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
-}
-
-static void drop(Hcattn__Work__WorkRequest *request)
-{
-    hcattn__work__work_request__free_unpacked(request, NULL);
 }
 
 static int setup(void **state)
@@ -79,7 +64,7 @@ static void run_once(uint64_t session, const char *policy, uint32_t exact_tokens
     fake_store_journal(&fakes, session, n_tokens);
     fake_worker_finished(&fakes.workers[0], run->work, 0, n_tokens);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
 }
 
 static const struct session_record *record_of(const struct fake_store *store, uint64_t session)
@@ -175,7 +160,7 @@ static void the_policy_of_an_empty_session(void **state)
     fake_client_expect_error(&fakes, fake_client_set_policy(&fakes, 5, "full"), ERROR_CODE(BUSY));
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(INTERNAL));
     fake_client_expect_error(&fakes, id, ERROR_CODE(INTERNAL));
-    drop(run);
+    fakes_drop(run);
     assert_int_equal(fake_store_held(&fakes.stores[0], 5) + fake_store_held(&fakes.stores[1], 5), 1);
     expect_policy_set(fake_client_set_policy(&fakes, 5, "full"), "full");
     assert_int_equal(fake_store_held(&fakes.stores[0], 5) + fake_store_held(&fakes.stores[1], 5), 0);
@@ -257,7 +242,7 @@ static void a_session_in_detail(void **state)
     assert_int_equal(reply->session_described->n_layers, segments_shape.n_layers);
     assert_int_equal(reply->session_described->n_kv_heads, segments_shape.n_kv_heads);
     hcattn__reply__free_unpacked(reply, NULL);
-    drop(count);
+    fakes_drop(count);
     /* the worker does not know it; what it says late is nothing to anybody */
     id = fake_client_describe(&fakes, 5);
     count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
@@ -266,12 +251,12 @@ static void a_session_in_detail(void **state)
     reply = fake_client_take(&fakes, id, REPLY(SESSION_DESCRIBED));
     assert_null(reply->session_described->counts);
     hcattn__reply__free_unpacked(reply, NULL);
-    drop(count);
+    fakes_drop(count);
     fake_client_expect_error(&fakes, fake_client_describe(&fakes, 6), ERROR_CODE(NOT_FOUND));
     fake_client_expect_error(&fakes, fake_client_describe(&fakes, 0), ERROR_CODE(INVALID_ARGUMENT));
     /* it is closed, or its worker dies, while that is asked */
     id = fake_client_describe(&fakes, 5);
-    drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT)));
+    fakes_drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT)));
     uint64_t dead = fakes.workers[0].incarnation;
     fake_worker_rebirth(&fakes.workers[0]);
     fake_supervisor_child_dead(&fakes.worker_supervisor[0], dead);
@@ -297,12 +282,12 @@ static void a_worker_that_does_not_count(void **state)
     /* closed meanwhile */
     uint64_t id = fake_client_describe(&fakes, 5);
     Hcattn__Work__WorkRequest *count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
-    drop(count);
+    fakes_drop(count);
     count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT)); /* of the second one */
     fake_client_drop(&fakes, fake_client_close_session(&fakes, 5), REPLY(SESSION_CLOSED));
     fake_worker_counts(&fakes.workers[0], count->work, 1);
     fake_client_expect_error(&fakes, id, ERROR_CODE(NOT_FOUND));
-    drop(count);
+    fakes_drop(count);
 }
 
 static void expect_draining(bool draining)
@@ -331,7 +316,7 @@ static void a_drain_waits_for_those_that_run_and_wait(void **state)
     fake_client_drop(&fakes, ids[0], REPLY(ACCEPTED));
     run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
     uint64_t drain = fake_client_drain(&fakes, false);
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, drain));
     expect_draining(true);
     fake_client_expect_error(&fakes, fake_client_generate(&fakes, 2, "x", 1), ERROR_CODE(UNAVAILABLE));
@@ -348,7 +333,7 @@ static void a_drain_waits_for_those_that_run_and_wait(void **state)
     fake_client_drop(&fakes, fake_client_close_session(&fakes, 3), REPLY(SESSION_CLOSED));
     fake_worker_finished(&fakes.workers[0], run->work, 1, 4);
     fake_client_drop(&fakes, ids[0], REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
     expect_drained(drain, 1, 2);
     fake_client_expect_error(&fakes, fake_client_append(&fakes, 2, "x"), ERROR_CODE(UNAVAILABLE)); /* still */
     expect_drained(fake_client_drain(&fakes, false), 0, 2);
@@ -363,7 +348,7 @@ static void a_drain_waits_for_those_that_run_and_wait(void **state)
     fake_client_expect_error(&fakes, drain, ERROR_CODE(CONFLICT));
     fake_worker_finished(&fakes.workers[0], waited->work, 0, 3);
     fake_client_drop(&fakes, ids[1], REPLY(APPENDED));
-    drop(waited);
+    fakes_drop(waited);
 }
 
 static void a_drain_waits_for_the_line(void **state)
@@ -377,10 +362,10 @@ static void a_drain_waits_for_the_line(void **state)
         Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
         fake_worker_finished(&fakes.workers[0], run->work, 1, 4);
         fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-        drop(run);
+        fakes_drop(run);
     }
     uint64_t id = fake_client_append(&fakes, 1, "abc"), drain = fake_client_drain(&fakes, false);
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, drain));
     assert_false(fake_client_has(&fakes.client, id));
     fake_client_drop(&fakes, fake_client_close_session(&fakes, 10), REPLY(SESSION_CLOSED));
@@ -388,7 +373,7 @@ static void a_drain_waits_for_the_line(void **state)
     Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
     expect_drained(drain, 1, 8);
 }
 
@@ -412,7 +397,7 @@ static void a_drain_is_patient_and_outlives_its_client(void **state)
     fakes.workers[0].busy = false;
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
     expect_drained(fake_client_drain(&fakes, false), 0, 1);
 }
 

@@ -11,10 +11,6 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 
 static int teardown(void **state)
@@ -22,17 +18,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
-}
-
-static void drop(Hcattn__Work__WorkRequest *request)
-{
-    hcattn__work__work_request__free_unpacked(request, NULL);
 }
 
 /* One store of 16 blocks; sessions of 8 and 6 blocks fill it but for two. Lines are short, and so is patience where asked. */
@@ -82,7 +67,7 @@ static void end(Hcattn__Work__WorkRequest *run, uint64_t id)
     fake_store_journal(&fakes, run->run->session, 4);
     fake_worker_finished(&fakes.workers[0], run->work, 1, 4);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void close_session(uint64_t session)
@@ -110,7 +95,7 @@ static void expect_line(uint32_t n_running, uint32_t n_queued)
 
 static void expect_waiting(uint64_t id)
 {
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id));
 }
 
@@ -143,7 +128,7 @@ static void first_come_first_served(void **state)
     Hcattn__Reply *reply = fake_client_take(&fakes, next, REPLY(GENERATE_DONE));
     assert_true(reply->generate_done->timings->queued_us > 100000);
     hcattn__reply__free_unpacked(reply, NULL);
-    drop(three);
+    fakes_drop(three);
 }
 
 static void a_full_line_is_busy_with_numbers(void **state)
@@ -237,11 +222,11 @@ static void failed_and_ephemeral_ones_make_room(void **state)
     uint64_t waiting = ask(3, 10);
     expect_waiting(waiting);
     fake_client_close(&gone);
-    quiet();
+    fakes_quiet(&fakes);
     fake_worker_generated(&fakes.workers[0], run->work, 0, 1);
-    drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)));
+    fakes_drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)));
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
-    drop(run);
+    fakes_drop(run);
     run = expect_run(3, waiting);
     end(run, waiting);
     close_session(3);
@@ -261,7 +246,7 @@ static void a_client_that_vanishes_leaves_the_line(void **state)
     fill();
     uint64_t session = fake_client_open_session(&fakes, 9, true);
     (void)fake_client_generate(&fakes, session, "abc", 7 * 64 - 4);
-    quiet();
+    fakes_quiet(&fakes);
     expect_line(0, 1);
     fake_client_close(&fakes.client);
     fake_client_open(&fakes);

@@ -16,10 +16,6 @@
 #include "common/random.h"
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 static const char *const hasty[] = {"--hang-timeout", "1200ms", "--recovery-timeout", "1500ms", NULL};
 
@@ -44,17 +40,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
-}
-
-static void drop(Hcattn__Work__WorkRequest *request)
-{
-    hcattn__work__work_request__free_unpacked(request, NULL);
 }
 
 static Hcattn__Work__WorkRequest *take_run(uint32_t worker)
@@ -98,11 +83,11 @@ static void a_lost_worker_is_followed_by_the_next(void **state)
     Hcattn__Work__WorkRequest *run = take_run(0);
     fake_worker_generated(&fakes.workers[0], run->work, 0, 3);
     expect_generated(id, 0, 3);
-    drop(run);
+    fakes_drop(run);
     fake_worker_rebirth(&fakes.workers[0]);
     fake_worker_register(&fakes, 0); /* before anybody knows that the old one is dead */
     FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 2);
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.workers[0].n_queue, 0); /* a hang-up is no death */
     fake_supervisor_child_dead(&fakes.worker_supervisor[0], dead);
     run = take_run(0);
@@ -115,7 +100,7 @@ static void a_lost_worker_is_followed_by_the_next(void **state)
     fake_store_journal(&fakes, session, 7);
     fake_worker_finished(&fakes.workers[0], run->work, 4, 7);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void a_worker_of_another_number_takes_over_at_once(void **state)
@@ -129,7 +114,7 @@ static void a_worker_of_another_number_takes_over_at_once(void **state)
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
     FAKES_WAIT(&fakes, fakes.workers[0].n_queue + fakes.workers[1].n_queue == 1);
     uint32_t first = fakes.workers[0].n_queue ? 0 : 1;
-    drop(take_run(first));
+    fakes_drop(take_run(first));
     if (first == 1) { /* no supervisor: the hang-up of its only connection is not its death while its pid lives */
         fake_supervisor_register(&fakes, &fakes.worker_supervisor[1], HCATTN__CONTROL__ROLE__GPU_WORKER, 1);
     }
@@ -139,7 +124,7 @@ static void a_worker_of_another_number_takes_over_at_once(void **state)
     assert_int_equal(run->run->session, session);
     fake_worker_finished(&fakes.workers[1 - first], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void a_request_that_kills_workers_is_given_up(void **state)
@@ -151,12 +136,12 @@ static void a_request_that_kills_workers_is_given_up(void **state)
     Hcattn__Work__WorkRequest *run = take_run(0);
     fake_worker_generated(&fakes.workers[0], run->work, 0, 2);
     expect_generated(id, 0, 2);
-    drop(run);
+    fakes_drop(run);
     for (int death = 1; death <= 3; death++) {
         replace_worker(0);
         run = take_run(0);
         assert_int_equal(run->run->resume_from, 2);
-        drop(run);
+        fakes_drop(run);
     }
     replace_worker(0);
     fake_client_expect_error(&fakes, id, ERROR_CODE(INTERNAL));
@@ -169,13 +154,13 @@ static void a_request_that_kills_workers_is_given_up(void **state)
         assert_int_equal(run->run->resume_from, death);
         fake_worker_generated(&fakes.workers[0], run->work, death, 1);
         expect_generated(id, death, 1);
-        drop(run);
+        fakes_drop(run);
         replace_worker(0);
     }
     run = take_run(0);
     fake_worker_finished(&fakes.workers[0], run->work, 6, 12);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void a_worker_that_hung_up_has_dropped_its_runs(void **state)
@@ -184,13 +169,13 @@ static void a_worker_that_hung_up_has_dropped_its_runs(void **state)
     uint64_t session = fake_client_open_session(&fakes, 5, false);
     uint64_t id = fake_client_generate(&fakes, session, "abc", 50);
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     fake_worker_hang_up(&fakes.workers[0]); /* the same life comes back on a new connection */
     fake_worker_register(&fakes, 0);
     Hcattn__Work__WorkRequest *run = take_run(0);
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void a_lost_stores_segment_is_adopted(void **state)
@@ -209,7 +194,7 @@ static void a_lost_stores_segment_is_adopted(void **state)
     FAKES_WAIT(&fakes, fakes.workers[0].n_store_down == 1);
     assert_false(is_ready());
     fake_store_register(&fakes, 1, false);
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(store->n_adopts, 0); /* its old life is not known dead */
     fake_supervisor_child_dead(&fakes.store_supervisor[1], dead);
     FAKES_WAIT(&fakes, store->n_adopts == 1);
@@ -222,7 +207,7 @@ static void a_lost_stores_segment_is_adopted(void **state)
     /* the run goes on, the session is closed in the adopted segment */
     fake_worker_finished(&fakes.workers[0], run->work, 1, 4);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
     fake_client_drop(&fakes, fake_client_close_session(&fakes, session), REPLY(SESSION_CLOSED));
     assert_int_equal(fake_store_held(store, session), 0);
 }
@@ -243,7 +228,7 @@ static void orders_are_given_again_to_the_next_store(void **state)
     Hcattn__Work__WorkRequest *run = take_run(0);
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
     /* the same for a release */
     store->silent = true;
     dead = store->incarnation;
@@ -269,7 +254,7 @@ static void an_adopting_store_that_mended_a_header_is_believed(void **state)
     fake_store_journal(&fakes, 5, 3);
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
     /* free blocks of store 1 come back with higher generations; the block of the session with another session's name */
     struct hand_segment *segment = &store->segment;
     uint32_t n_blocks = segment->header->n_blocks;
@@ -286,10 +271,10 @@ static void an_adopting_store_that_mended_a_header_is_believed(void **state)
     run = take_run(0);
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
     id = fake_client_generate(&fakes, 6, "abc", 500);
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     /* a block of a session that the store gave up breaks that session */
     struct fake_store *with = holds ? store : &fakes.stores[0];
     dead = with->incarnation;
@@ -325,7 +310,7 @@ static void a_reservation_that_fails_unwatched(void **state)
     assert_int_equal(fake_store_held(&fakes.stores[0], 5) + fake_store_held(&fakes.stores[1], 5), 4);
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void a_segment_that_cannot_be_adopted_is_given_up(void **state)
@@ -341,9 +326,9 @@ static void a_segment_that_cannot_be_adopted_is_given_up(void **state)
     fake_supervisor_child_dead(&fakes.store_supervisor[1], dead);
     fake_store_register(&fakes, 1, false);
     fake_client_expect_error(&fakes, id, ERROR_CODE(INTERNAL));
-    drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)));
+    fakes_drop(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)));
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
-    drop(run);
+    fakes_drop(run);
     FAKES_WAIT(&fakes, store->n_formats == 2 && fakes.workers[0].n_exchange_ready == 3);
     FAKES_WAIT(&fakes, fake_store_held(&fakes.stores[0], session) == 0);
     fake_client_expect_error(&fakes, fake_client_generate(&fakes, session, "x", 1), ERROR_CODE(NOT_FOUND));
@@ -372,7 +357,7 @@ static void a_new_coordinator_finds_the_sessions(void **state)
     uint64_t session = fake_client_open_session(&fakes, 5, false), other = fake_client_open_session(&fakes, 6, true);
     uint64_t id = fake_client_generate(&fakes, session, "abc", 300);
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     fake_store_journal(&fakes, session, 70);
     uint64_t held = fake_store_held(&fakes.stores[0], session) + fake_store_held(&fakes.stores[1], session);
     fakes_kill_coordinator(&fakes);
@@ -381,10 +366,10 @@ static void a_new_coordinator_finds_the_sessions(void **state)
     assert_false(is_ready()); /* it answers although nobody is there */
     /* the client asks again before anybody has registered: it waits */
     fake_client_resume(&fakes, id, session, "abc", 300, 0, 60);
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id));
     fake_store_register(&fakes, 0, true);
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id)); /* half of the session is not there */
     fake_store_register(&fakes, 1, true);
     fake_worker_register(&fakes, 0);
@@ -405,11 +390,11 @@ static void a_new_coordinator_finds_the_sessions(void **state)
     expect_generated(id, 60, 2);
     fake_worker_finished(&fakes.workers[0], run->work, 62, 65);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
     /* the other one is there too, and blocks that are in use are not given out again (the fake store asserts) */
     id = fake_client_generate(&fakes, other, "abc", 900);
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     assert_int_equal(fake_store_held(&fakes.stores[0], session) + fake_store_held(&fakes.stores[1], session), held);
 }
 
@@ -419,7 +404,7 @@ static void a_half_finished_reservation_is_cut_off(void **state)
     uint64_t session = fake_client_open_session(&fakes, 5, false);
     uint64_t id = fake_client_append(&fakes, session, "abc");
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     fake_store_journal(&fakes, session, 3);
     fakes_kill_coordinator(&fakes);
     /* as if the dead one had reserved numbers 1 .. 3, and only the store of 1 and 3 had done it */
@@ -435,7 +420,7 @@ static void a_half_finished_reservation_is_cut_off(void **state)
     Hcattn__Reply *reply = fake_client_take(&fakes, id, REPLY(ACCEPTED));
     assert_int_equal(reply->accepted->at, 3);
     hcattn__reply__free_unpacked(reply, NULL);
-    drop(take_run(0));
+    fakes_drop(take_run(0));
 }
 
 static void a_broken_session_is_closed(void **state)
@@ -444,7 +429,7 @@ static void a_broken_session_is_closed(void **state)
     fake_client_open_session(&fakes, 5, false);
     uint64_t id = fake_client_append(&fakes, 5, "abc");
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     fake_store_journal(&fakes, 5, 3);
     fakes_kill_coordinator(&fakes);
     FAKES_WAIT(&fakes, fakes.stores[0].hung_up && fakes.stores[1].hung_up && fakes.workers[0].hung_up);
@@ -493,7 +478,7 @@ static void a_hung_worker_is_fenced(void **state)
     uint64_t session = fake_client_open_session(&fakes, 5, false);
     uint64_t id = fake_client_generate(&fakes, session, "abc", 50);
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    drop(take_run(0));
+    fakes_drop(take_run(0));
     worker->busy = true; /* it lives, and does not get on */
     worker->phase = "step";
     FAKES_WAIT(&fakes, fakes.worker_supervisor[0].fenced != 0);
@@ -504,7 +489,7 @@ static void a_hung_worker_is_fenced(void **state)
     Hcattn__Work__WorkRequest *run = take_run(0);
     fake_worker_finished(worker, run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void nobody_comes_back(void **state)

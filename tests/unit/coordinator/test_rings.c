@@ -11,10 +11,6 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 
 static int teardown(void **state)
@@ -22,17 +18,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
-}
-
-static void drop(Hcattn__Work__WorkRequest *request)
-{
-    hcattn__work__work_request__free_unpacked(request, NULL);
 }
 
 /*
@@ -140,14 +125,14 @@ static void switched_while_a_generation_runs(void **state)
     assert_int_equal(fakes.stores[1].n_revokes, 3);
     fake_worker_finished(&fakes.workers[0], run->work, 6, 9);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void new_pairs_follow_the_setting(void **state)
 {
     (void)state;
     expect_transport("routed");
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.stores[0].n_grants + fakes.stores[1].n_grants, 0);
     expect_set(fake_client_set_transport(&fakes, "ring"), "ring");
     assert_true(all_ring(0, true));
@@ -157,7 +142,7 @@ static void new_pairs_follow_the_setting(void **state)
     assert_true(all_ring(0, false) && all_ring(1, false));
     replace_worker(0);
     FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 2);
-    quiet();
+    fakes_quiet(&fakes);
     assert_true(all_ring(0, false));
 }
 
@@ -169,7 +154,7 @@ static void what_cannot_be_set(void **state)
     fake_client_expect_error(&fakes, fake_client_set_transport(&fakes, ""), ERROR_CODE(INVALID_ARGUMENT));
     fake_client_expect_error(&fakes, fake_client_set_transport(&fakes, "ring"), ERROR_CODE(NOT_SUPPORTED));
     expect_transport("direct");
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.stores[0].n_grants + fakes.workers[0].n_ring_uses, 0);
 }
 
@@ -193,7 +178,7 @@ static void a_death_in_each_step(void **state)
                 FAKES_WAIT(&fakes, store->n_grants + store->n_revokes > n_orders);
             else
                 FAKES_WAIT(&fakes, worker->n_ring_uses > n_uses);
-            quiet();
+            fakes_quiet(&fakes);
             assert_false(fake_client_has(&fakes.client, id)); /* one pair is not there yet */
             uint64_t late = store->ring_silent ? store->ring_sequence : worker->ring_sequence[1];
             store->ring_silent = worker->ring_silent = false;
@@ -208,7 +193,7 @@ static void a_death_in_each_step(void **state)
             FAKES_WAIT(&fakes, worker->n_exchange_ready >= 2 && all_ring(0, forth));
             fake_store_say_done(store, late, 0); /* an answer to a step of a pair that is gone */
             fake_worker_say_done(worker, late, -EIO);
-            quiet();
+            fakes_quiet(&fakes);
             assert_true(all_ring(0, forth));
         }
 }
@@ -223,7 +208,7 @@ static void turned_back_half_way(void **state)
     FAKES_WAIT(&fakes, fakes.workers[0].n_ring_uses == n_uses + 2);
     uint64_t second = fake_client_set_transport(&fakes, "ring");
     fake_client_expect_error(&fakes, first, ERROR_CODE(CONFLICT)); /* it will not come true */
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, second));
     fakes.workers[0].ring_silent = false;
     uint64_t sequences[2] = {fakes.workers[0].ring_sequence[0], fakes.workers[0].ring_sequence[1]};

@@ -12,10 +12,6 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 
 static int setup(void **state)
@@ -46,12 +42,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
 }
 
 static void expect_health(bool ready, const char *part)
@@ -101,7 +91,7 @@ static void registration_in_any_order(void **state)
     expect_health(false, "value-store 1 is not there");
     expect_health(false, "no gpu-worker");
     fake_store_register(&fakes, 0, false);
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.stores[0].n_formats, 0); /* nobody has said which shape */
     expect_health(false, "waits for a worker's row shape");
     fake_worker_register(&fakes, 0);
@@ -350,7 +340,7 @@ static void cancel_stops_the_worker(void **state)
     Hcattn__Work__WorkRequest *stop = fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP));
     assert_int_equal(stop->stop->work, run->work);
     hcattn__work__work_request__free_unpacked(stop, NULL);
-    quiet();
+    fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id)); /* not before the worker has stopped */
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
     fake_client_expect_error(&fakes, id, ERROR_CODE(CANCELLED));
@@ -377,7 +367,7 @@ static void closing_a_running_session_stops_it_first(void **state)
     Hcattn__Work__WorkRequest *run = run_generate(session, "x", 50, &id);
     uint64_t close_id = fake_client_close_session(&fakes, session);
     hcattn__work__work_request__free_unpacked(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)), NULL);
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.stores[0].n_releases + fakes.stores[1].n_releases, 0); /* the worker may still use them */
     fake_client_expect_error(&fakes, fake_client_generate(&fakes, session, "y", 5), ERROR_CODE(NOT_FOUND));
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
@@ -395,7 +385,7 @@ static void an_ephemeral_session_ends_with_its_client(void **state)
     fake_worker_generated(&fakes.workers[0], run->work, 0, 1);
     expect_generated(id, 0, 1);
     fake_client_close(&fakes.client);
-    quiet();
+    fakes_quiet(&fakes);
     fake_worker_generated(&fakes.workers[0], run->work, 1, 1);
     hcattn__work__work_request__free_unpacked(fake_worker_take(&fakes, &fakes.workers[0], WORK(STOP)), NULL);
     assert_int_equal(fakes.stores[0].n_releases, 0);
@@ -455,7 +445,7 @@ static void the_same_request_again_is_the_same_request(void **state)
     /* with everything received it just goes on */
     fake_client_resume(&fakes, id, session, "abc", 50, 0, 4);
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.workers[0].n_queue, 0);
     fake_worker_generated(&fakes.workers[0], run->work, 4, 2);
     expect_generated(id, 4, 2);

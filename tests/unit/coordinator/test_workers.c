@@ -11,10 +11,6 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-#define ERROR_CODE(name) HCATTN__ERROR_CODE__##name
-#define REPLY(name)      HCATTN__REPLY__REPLY_##name
-#define WORK(name)       HCATTN__WORK__WORK_REQUEST__REQUEST_##name
-
 static struct fakes fakes;
 
 static int teardown(void **state)
@@ -22,17 +18,6 @@ static int teardown(void **state)
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void quiet(void)
-{
-    for (int i = 0; i < FAKES_QUIET_ROUNDS; i++)
-        fakes_pump(&fakes);
-}
-
-static void drop(Hcattn__Work__WorkRequest *request)
-{
-    hcattn__work__work_request__free_unpacked(request, NULL);
 }
 
 /* Two workers that serve, each with a supervisor. */
@@ -85,7 +70,7 @@ static uint32_t append_to(uint64_t session)
         uint32_t index = fakes.workers[0].n_queue == 0;
         Hcattn__Work__WorkRequest *first = fakes.workers[index].queue[0];
         if (first->request_case != WORK(RUN)) { /* Forget */
-            drop(first);
+            fakes_drop(first);
             memmove(&fakes.workers[index].queue[0], &fakes.workers[index].queue[1],
                     --fakes.workers[index].n_queue * sizeof(first));
             continue;
@@ -94,7 +79,7 @@ static uint32_t append_to(uint64_t session)
         assert_int_equal(run->run->session, session);
         fake_worker_finished(&fakes.workers[index], run->work, 0, 3);
         fake_client_drop(&fakes, id, REPLY(APPENDED));
-        drop(run);
+        fakes_drop(run);
         return index;
     }
 }
@@ -137,7 +122,7 @@ static void open_runs_of_a_dead_worker_go_to_the_other_at_once(void **state)
         Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[1], WORK(RUN));
         fake_worker_generated(&fakes.workers[1], run->work, 0, 2);
         fake_client_drop(&fakes, ids[i], REPLY(GENERATED));
-        drop(run);
+        fakes_drop(run);
     }
     kill_worker(1);
     for (uint64_t i = 0; i < 2; i++) {
@@ -146,7 +131,7 @@ static void open_runs_of_a_dead_worker_go_to_the_other_at_once(void **state)
         uint64_t id = ids[run->run->session / 2 - 1];
         fake_worker_finished(&fakes.workers[0], run->work, 2, 5);
         fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-        drop(run);
+        fakes_drop(run);
     }
     /* the next life takes new sessions; those that moved stay where they are */
     fake_worker_register(&fakes, 1);
@@ -186,13 +171,13 @@ static void a_worker_that_hung_up_is_waited_for(void **state)
     fake_worker_hang_up(&fakes.workers[0]);
     uint64_t id = fake_client_append(&fakes, 1, "abc");
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    quiet();
+    fakes_quiet(&fakes);
     assert_int_equal(fakes.workers[1].n_queue, 0);
     fake_worker_register(&fakes, 0);
     Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
     fake_worker_finished(&fakes.workers[0], run->work, 0, 3);
     fake_client_drop(&fakes, id, REPLY(APPENDED));
-    drop(run);
+    fakes_drop(run);
 }
 
 static void sessions_opened_before_any_worker_is_ready(void **state)
@@ -267,7 +252,7 @@ static void sessions_outlive_a_worker_with_another_row_codec(void **state)
         fake_store_register(&fakes, 0, true);
         fake_store_register(&fakes, 1, true);
         if (stores_first) {
-            quiet();
+            fakes_quiet(&fakes);
             fake_worker_register(&fakes, 0);
         }
         FAKES_WAIT(&fakes, fakes.workers[0].hung_up);
