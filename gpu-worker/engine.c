@@ -184,7 +184,6 @@ static void tell_counts(struct engine *engine, const struct engine_command *comm
     memcpy(kept, session->counts.n_kept, n_kept * sizeof(*kept));
     counts->counts = session->counts;
     counts->counts.n_kept = kept;
-    counts->counts.bytes_read = NULL;
     counts->n_kept = (uint32_t)n_kept;
     counts->exact_bytes = session_exact_bytes(session);
     counts->key_bytes = key_cache_bytes(session->keys);

@@ -57,7 +57,7 @@ enum engine_event_kind {
 
 /* A session's counts as they are told: sums of what session.h has. */
 struct engine_counts {
-    struct session_counts counts; /* n_kept is the event's own; bytes_read is not set */
+    struct session_counts counts; /* n_kept is the event's own; its bytes_read is by lane, the one below by store */
     uint32_t n_kept;              /* [n_layers x n_kv_heads] */
     uint32_t n_stores;
     uint32_t store[LAYOUT_N_LANES];

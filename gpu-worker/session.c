@@ -62,8 +62,7 @@ int session_new(uint64_t id, const struct row_shape *shape, const struct policy 
     session->ops = ops;
     session->backend = backend;
     session->counts.n_kept = calloc((size_t)shape->n_layers * shape->n_kv_heads, sizeof(uint64_t));
-    session->counts.bytes_read = calloc(LAYOUT_N_LANES, sizeof(uint64_t));
-    if (session->counts.n_kept == NULL || session->counts.bytes_read == NULL || session_reset(session, policy) < 0) {
+    if (session->counts.n_kept == NULL || session_reset(session, policy) < 0) {
         session_free(session);
         return -ENOMEM;
     }
@@ -79,7 +78,6 @@ struct session *session_free(struct session *session)
         session->ops->free(session->backend, session->exact);
     key_cache_free(session->keys);
     free(session->counts.n_kept);
-    free(session->counts.bytes_read);
     free(session);
     return NULL;
 }

@@ -20,8 +20,8 @@
 struct session_counts {
     uint64_t n_steps, n_old_tokens;
     uint64_t select_us, attention_us, store_wait_us, matmul_us, step_us;
-    uint64_t *n_kept;     /* [n_layers][n_kv_heads] */
-    uint64_t *bytes_read; /* [LAYOUT_N_LANES]: by lane */
+    uint64_t *n_kept;                    /* [n_layers][n_kv_heads] */
+    uint64_t bytes_read[LAYOUT_N_LANES]; /* by lane */
 };
 
 struct session {

@@ -172,8 +172,7 @@ static uint32_t score_exact(const struct step *step, const struct step_row *row,
 }
 
 /* From the order of block numbers to the order of lanes. */
-static void put_in_lanes(const struct step *step, struct step_row *row, uint32_t kv_head,
-                         const struct selection_item *item)
+static void put_in_lanes(struct step_row *row, uint32_t kv_head, const struct selection_item *item)
 {
     struct step_selection *selection = &row->selection;
     uint32_t group = item->group, n_blocks = selection->n_blocks;
@@ -205,7 +204,6 @@ static void put_in_lanes(const struct step *step, struct step_row *row, uint32_t
                 to += n;
             }
     }
-    (void)step;
 }
 
 struct select_job {
@@ -247,7 +245,7 @@ static void select_item(void *context, uint32_t index, uint32_t thread_index)
         item.n_exact = score_exact(step, row, q, job->layer, kv_head, thread);
     }
     selection_run(step->kernels, &item, thread->scratch);
-    put_in_lanes(step, row, kv_head, &item);
+    put_in_lanes(row, kv_head, &item);
     row->selection.n_selected[kv_head] = item.n_kept;
 }
 

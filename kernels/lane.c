@@ -52,24 +52,6 @@ static void gather_fill(struct gather *gather)
     }
 }
 
-/* Where there is room, what the lane after this one will begin with; not counted. Returns how many. */
-static uint32_t gather_next(struct gather *gather)
-{
-    const struct lane *next = gather->lane->next;
-    struct gather begin;
-    if (gather->n >= 2 * KERNELS_BLOCK_TOKENS || gather->block < gather->lane->n_blocks || !next || next->weights)
-        return 0;
-    begin.lane = next;
-    begin.n_bytes = kernels_row_bytes(next->head_dim, next->codec);
-    begin.dense = KERNELS_DENSE_ROWS;
-    begin.block = 0;
-    begin.n = 0;
-    gather_fill(&begin);
-    const uint32_t n = least(begin.n, KERNELS_BLOCK_TOKENS);
-    memcpy(gather->rows + gather->n, begin.rows, n * sizeof *begin.rows);
-    return n;
-}
-
 /* The first n rows are done with. */
 static void gather_drop(struct gather *gather, uint32_t n)
 {
@@ -102,7 +84,7 @@ static void attend_gathered(const struct kernels *kernels, const struct lane *la
         fetch(gather.rows[i], gather.n_bytes);
     while (gather.n) {
         const uint32_t n = least(gather.n, KERNELS_BLOCK_TOKENS);
-        const uint32_t n_fetch = least(gather.n + gather_next(&gather), 2 * KERNELS_BLOCK_TOKENS);
+        const uint32_t n_fetch = least(gather.n, 2 * KERNELS_BLOCK_TOKENS);
         kernels->attend_rows(lane->q, lane->n_queries, lane->head_dim, lane->codec, gather.rows, n, n_fetched, n_fetch,
                              lane->scale, partials);
         n_fetched = n_fetch - n;

@@ -26,7 +26,6 @@ struct lane {
     const float *weights; /* [n_queries][weights_stride], first of them of the first selected row; NULL: from q . K */
     size_t weights_stride;
     const float *references; /* [n_queries]; NULL without masses and weights */
-    const struct lane *next; /* what the same thread computes next, or NULL: its rows are fetched meanwhile */
 };
 /* partials [n_queries][2 + head_dim], out; empty where nothing has weight. */
 void lane_attend(const struct kernels *kernels, const struct lane *lane, float *partials);

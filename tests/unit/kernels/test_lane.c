@@ -227,7 +227,6 @@ static void lanes_are_near_the_truth(void **unused)
                     struct lane lane = fill(mask_sets[set].n_blocks, query_counts[n], head_dims[h],
                                             variant / 4 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16, options[variant % 4]);
                     set_masks(set);
-                    lane.next = n % 2 ? &lane : NULL; /* only fetched */
                     for (const struct kernels *const *table = halves_tables(); *table; table++) {
                         memset(partials, 0xff, sizeof partials);
                         lane_attend(*table, &lane, partials);
