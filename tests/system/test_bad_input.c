@@ -22,8 +22,6 @@ enum { N_FUZZ = 600 };
 #else
 enum { N_FUZZ = 3000 };
 #endif
-enum { N_STORES = 2 };
-
 static struct service service;
 static struct volley volley;
 
@@ -32,18 +30,14 @@ static const char *const streams[] = {"client.sock", "work.sock", "data.sock"};
 static int set_up(void **state)
 {
     (void)state;
-    service_start(&service,
-                  (const char *const[]){"--model", service_tiny_model(""), "--stores", "2", "--memory", "64MiB", NULL},
-                  NULL);
-    volley_begin(&volley, &service, N_STORES);
+    volley_start(&volley, &service);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    volley_end(&volley);
-    service_stop(&service);
+    volley_stop(&volley);
     return 0;
 }
 

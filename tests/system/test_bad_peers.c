@@ -24,7 +24,7 @@ enum { N_FUZZ = 500 };
 #else
 enum { N_FUZZ = 2000 };
 #endif
-enum { N_STORES = 2 };
+enum { N_STORES = VOLLEY_STORES };
 
 static struct service service;
 static struct volley volley;
@@ -32,18 +32,14 @@ static struct volley volley;
 static int set_up(void **state)
 {
     (void)state;
-    service_start(&service,
-                  (const char *const[]){"--model", service_tiny_model(""), "--stores", "2", "--memory", "64MiB", NULL},
-                  NULL);
-    volley_begin(&volley, &service, N_STORES);
+    volley_start(&volley, &service);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    volley_end(&volley);
-    service_stop(&service);
+    volley_stop(&volley);
     return 0;
 }
 

@@ -15,26 +15,20 @@ enum { LONG_MS = 120000 };
 #else
 enum { LONG_MS = 20000 };
 #endif
-enum { N_STORES = 2 };
-
 static struct service service;
 static struct volley volley;
 
 static int set_up(void **state)
 {
     (void)state;
-    service_start(&service,
-                  (const char *const[]){"--model", service_tiny_model(""), "--stores", "2", "--memory", "64MiB", NULL},
-                  NULL);
-    volley_begin(&volley, &service, N_STORES);
+    volley_start(&volley, &service);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    volley_end(&volley);
-    service_stop(&service);
+    volley_stop(&volley);
     return 0;
 }
 

@@ -94,6 +94,21 @@ void volley_begin(struct volley *volley, struct service *service, uint32_t n_sto
     volley->log_bytes = log_bytes_of(volley);
 }
 
+void volley_start(struct volley *volley, struct service *service)
+{
+    service_start(service,
+                  (const char *const[]){"--model", service_tiny_model(""), "--stores", "2", "--memory", "64MiB", NULL},
+                  NULL);
+    volley_begin(volley, service, VOLLEY_STORES);
+}
+
+void volley_stop(struct volley *volley)
+{
+    struct service *service = volley->service;
+    volley_end(volley);
+    service_stop(service);
+}
+
 void volley_end(struct volley *volley)
 {
     service_answer_free(&volley->truth);

@@ -31,6 +31,10 @@ struct volley {
     uint64_t log_bytes;
 };
 
+/* A service of its own for the volley, tiny model and VOLLEY_STORES stores, begun; and its end in order. */
+enum { VOLLEY_STORES = 2 };
+void volley_start(struct volley *volley, struct service *service);
+void volley_stop(struct volley *volley);
 /* Notes how the service is: its processes, what they hold, what it answers. */
 void volley_begin(struct volley *volley, struct service *service, uint32_t n_stores);
 void volley_end(struct volley *volley);
