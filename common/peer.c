@@ -271,9 +271,14 @@ static int receive_message(int fd, void *buffer, size_t size, size_t *ret_n_byte
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     ssize_t n;
-    do
+    bool was_reset = false;
+    for (;;) {
         n = recvmsg(fd, &message, flags | MSG_CMSG_CLOEXEC);
-    while (n < 0 && errno == EINTR);
+        if (n >= 0 || (errno != EINTR && (errno != ECONNRESET || was_reset)))
+            break;
+        /* A peer that hangs up without having read everything shows as a reset, once, before what it sent last. */
+        was_reset = was_reset || errno == ECONNRESET;
+    }
     if (n < 0)
         return errno == ECONNRESET || errno == ENOTCONN ? -EPIPE : -errno;
 

@@ -239,6 +239,22 @@ static void the_kernel_says_who_is_there(void **state)
     assert_int_equal(peer_credentials(-1, &pid, &uid), -EBADF);
 }
 
+/* Who hangs up without reading all has still said what it said: a refusal must arrive. */
+static void what_was_sent_before_a_reset_arrives(void **state)
+{
+    int fds[2];
+    size_t n = 0;
+    connected(state, fds);
+    assert_int_equal(peer_send(fds[0], "never read", 10, NULL, 0), 0);
+    assert_int_equal(peer_send(fds[1], "no", 2, NULL, 0), 0);
+    close(fds[1]);
+    assert_int_equal(peer_try_receive(fds[0], received, sizeof(received), &n, NULL, 0, NULL), 0);
+    assert_int_equal(n, 2);
+    assert_memory_equal(received, "no", 2);
+    assert_int_equal(peer_try_receive(fds[0], received, sizeof(received), &n, NULL, 0, NULL), -EPIPE);
+    close(fds[0]);
+}
+
 static void a_pidfd_tells_of_an_end(void **state)
 {
     (void)state;
@@ -263,6 +279,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(messages_keep_their_borders, helpers_folder, helpers_remove_folder),
         cmocka_unit_test_setup_teardown(a_hang_up_is_epipe_after_what_was_sent, helpers_folder, helpers_remove_folder),
+        cmocka_unit_test_setup_teardown(what_was_sent_before_a_reset_arrives, helpers_folder, helpers_remove_folder),
         cmocka_unit_test(a_peer_that_does_not_read_cannot_block_us),
         cmocka_unit_test(descriptors_travel),
         cmocka_unit_test(what_is_too_much_is_dropped_whole),
