@@ -2,14 +2,19 @@
  * policy.h - what the name of a policy says: the one grammar that coordinator, worker and clients share.
  *
  *     full                                    every old token is read: full attention
- *     default | quality                       presets
- *     CODEC,SELECTOR=NUMBER[,weights][,notail]    e.g. "rot2,deviation=0.02", "rot4,mass=0.9,weights,notail"
+ *     PRESET[,fastgen=RECOVERY]               default, quality, small, tiny, hcattention-25, hcattention-12.5
+ *     CODEC,SELECTOR=NUMBER[,weights][,notail][,fastgen=RECOVERY]
+ *                                             e.g. "rot2,deviation=0.02", "pq2/4096,mass=0.9,weights,notail"
  *
- * CODEC       f16, rot4, rot3, rot2: how old keys are kept on the device
+ * CODEC       how old keys are kept on the device: f16; rot4, rot3, rot2; pair3, pair2, pair1 (need the model's statistics);
+ *             pqD/C, product quantization with sub-spaces of D = 2, 4 or 8 dimensions and C = 256 .. 4096 centroids, a power
+ *             of two (needs a codebook)
  * SELECTOR    deviation (at most this much absolute deviation of weights from their block's mean stays unread, 0 .. 2) or
  *             mass (the smallest set of tokens with this much of the attention mass, 0 .. 1)
  * weights     sum with the approximate weights instead of exact re-scoring
  * notail      drop what is not selected instead of estimating it by block means
+ * fastgen     FastGen residency: a head whose cheapest fixed set of tokens holds this much of its attention mass (0 .. 1, above
+ *             0) keeps no keys on the device and reads that set
  *
  * Pure functions. Threads: any.
  */
@@ -19,15 +24,28 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum policy_codec { POLICY_CODEC_NONE, POLICY_CODEC_F16, POLICY_CODEC_ROT4, POLICY_CODEC_ROT3, POLICY_CODEC_ROT2 };
+enum policy_codec {
+    POLICY_CODEC_NONE,
+    POLICY_CODEC_F16,
+    POLICY_CODEC_ROT4,
+    POLICY_CODEC_ROT3,
+    POLICY_CODEC_ROT2,
+    POLICY_CODEC_PAIR3,
+    POLICY_CODEC_PAIR2,
+    POLICY_CODEC_PAIR1,
+    POLICY_CODEC_PQ,
+    POLICY_N_CODECS,
+};
 enum policy_selector { POLICY_SELECTOR_FULL, POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION };
 
 struct policy_terms {
-    enum policy_codec codec; /* full: none, no keys are kept */
+    enum policy_codec codec;      /* full: none, no keys are kept */
+    uint32_t n_dims, n_centroids; /* pq: of a sub-space */
     enum policy_selector selector;
     float parameter;
     bool weights; /* approximate weights instead of re-scoring */
     bool tail;
+    float fastgen; /* recovery; 0: every head keeps its keys */
 };
 
 /* -EINVAL with a sentence (up to sentence_size bytes) that names what is wrong and what there is. */

@@ -2,11 +2,13 @@
  * key_cache.h - quantized keys of one session's old blocks: one pool per (layer, KV head), in chunks of blocks.
  *
  * Owner      a device session; changed by one thread (the engine), read by any while it waits for them.
- * Memory     chunk: KEY_CACHE_CHUNK_BLOCKS blocks, [layer][kv_head][block][tile], sides apart; from the allocator given, so
+ * Memory     chunk: KEY_CACHE_CHUNK_BLOCKS blocks, [layer][kv_head][block][tile] of the heads that are there, sides apart; from the allocator given, so
  *            that the device's budget counts it.
- * Invariant  holds blocks 0 .. n_blocks - 1 for every layer and KV head; a pure function of the sealed blocks.
+ * Invariant  holds blocks 0 .. n_blocks - 1 for every layer and KV head that is not absent; a pure function of the sealed blocks.
  */
 #pragma once
+
+#include <stdbool.h>
 
 #include "gpu-worker/keys/codec.h"
 #include "proto/layout.h"
@@ -21,23 +23,35 @@ struct key_cache_memory {
     void *context;
 };
 
-/* codec NULL: nothing is kept (adding only counts). */
-int key_cache_new(const struct key_codec *codec, const struct row_shape *shape, const struct key_cache_memory *memory,
-                  struct key_cache **ret_cache);
+/*
+ * quantizer NULL: nothing is kept (adding only counts). `absent` [n_layers x n_kv_heads], copied, or NULL: heads whose keys are
+ * not kept; asking for a run of one is a bug.
+ */
+int key_cache_new(const struct key_quantizer *quantizer, const struct row_shape *shape, const bool *absent,
+                  const struct key_cache_memory *memory, struct key_cache **ret_cache);
 struct key_cache *key_cache_free(struct key_cache *cache); /* accepts NULL, returns NULL */
 
+const struct key_quantizer *key_cache_quantizer(const struct key_cache *cache);
+bool key_cache_has(const struct key_cache *cache, uint32_t layer, uint32_t kv_head);
 uint32_t key_cache_n_blocks(const struct key_cache *cache);
 size_t key_cache_bytes(const struct key_cache *cache); /* allocated */
-/* What a cache of n_blocks allocates. */
-size_t key_cache_bytes_for(const struct key_codec *codec, const struct row_shape *shape, uint32_t n_blocks);
-/* Bytes per old token, all layers and KV heads together; tiles and sides. */
-size_t key_cache_bytes_per_token(const struct key_codec *codec, const struct row_shape *shape);
+/* What a cache of n_blocks allocates, all heads present. */
+size_t key_cache_bytes_for(const struct key_quantizer *quantizer, uint32_t n_blocks);
+/* Bytes per old token, all layers and KV heads (that are not absent; NULL: none is) together; tiles and sides. */
+double key_cache_bytes_per_token(const struct key_quantizer *quantizer, const bool *absent);
 
 /* Room for n_blocks in all, so that adding them does not allocate. -ENOMEM. */
 int key_cache_reserve(struct key_cache *cache, uint32_t n_blocks);
 /* Takes the next block; rows(context, layer, kv_head) gives its 64 rows as the row codec has them. -ENOMEM. */
 int key_cache_add(struct key_cache *cache, const struct kernels *kernels,
                   const void *(*rows)(void *context, uint32_t layer, uint32_t kv_head), void *context);
+/*
+ * The same head by head, for who has the rows of one layer at a time: key_cache_extend() makes n_blocks count, all of which
+ * are then put before they are asked for. -ENOMEM.
+ */
+int key_cache_extend(struct key_cache *cache, uint32_t n_blocks);
+void key_cache_put(struct key_cache *cache, const struct kernels *kernels, uint32_t layer, uint32_t kv_head,
+                   uint32_t block, const void *rows);
 /* The cache holds nothing any more; its memory stays. */
 void key_cache_clear(struct key_cache *cache);
 /* The same, and its memory goes back too. */

@@ -1,0 +1,60 @@
+/*
+ * profile.h - FastGen (2310.01801, section 3): which fixed set of tokens is enough for a head, found after the prefill.
+ *
+ * For each (layer, KV head) the cheapest of these whose recovery reaches T:
+ *     special                special tokens
+ *     + punctuation          and tokens of punctuation and white space only
+ *     + frequent             and the FASTGEN_FREQUENT share of tokens with the largest sum of attention over the prompt
+ *     + local                and the last FASTGEN_LOCAL share of the tokens
+ *     full                   everything
+ * Recovery: the attention mass that the set keeps, averaged over sampled rows of the prompt and over the query heads of the KV
+ * head. (With A' = A restricted to the set, the mass lost in a row is its |A - A'|_1, so a recovery of T is a mean
+ * |A - A'|_1 of 1 - T: the paper's bound on the attention map, in L1 by rows.)
+ *
+ * Rows       fastgen_sample() says which positions of a prompt are looked at: a fixed number, evenly spread, so that it costs
+ *            little of a long prefill. They are a function of the prompt's length alone, so a rebuilt session finds the same.
+ *
+ * Owner      a session or an evaluation. Threads: add_row of different heads may run at the same time; else one.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpu-worker/model/tokenizer.h"
+
+#define FASTGEN_FREQUENT 0.3
+#define FASTGEN_LOCAL    0.3
+enum { FASTGEN_MAX_ROWS = 32 };
+
+enum fastgen_class { FASTGEN_FULL, FASTGEN_SPECIAL, FASTGEN_PUNCTUATION, FASTGEN_FREQUENT_CLASS, FASTGEN_LOCAL_CLASS };
+
+struct fastgen_profile;
+
+/* Positions of a prompt of n_tokens to be looked at, growing; returns how many (<= FASTGEN_MAX_ROWS). */
+uint32_t fastgen_sample(uint32_t n_tokens, uint32_t positions[FASTGEN_MAX_ROWS]);
+
+/* ids [n_tokens]: the prompt. -ENOMEM. */
+int fastgen_profile_new(const struct tokenizer *tokenizer, const uint32_t *ids, uint32_t n_tokens, uint32_t n_layers,
+                        uint32_t n_kv_heads, float recovery, struct fastgen_profile **ret_profile);
+struct fastgen_profile *fastgen_profile_free(struct fastgen_profile *profile); /* accepts NULL, returns NULL */
+
+/* weights [position + 1]: softmax weights of the row at `position`, averaged over the query heads. Rows in order of position. */
+void fastgen_profile_add_row(struct fastgen_profile *profile, uint32_t layer, uint32_t kv_head, uint32_t position,
+                             const float *weights);
+/* All rows are in: decides. */
+void fastgen_profile_finish(struct fastgen_profile *profile);
+
+uint32_t fastgen_profile_n_tokens(const struct fastgen_profile *profile);
+float fastgen_profile_recovery(const struct fastgen_profile *profile);
+enum fastgen_class fastgen_profile_class(const struct fastgen_profile *profile, uint32_t layer, uint32_t kv_head);
+float fastgen_profile_kept(const struct fastgen_profile *profile, uint32_t layer, uint32_t kv_head);
+/* [n_layers x n_kv_heads]: true where a head keeps no keys. */
+const bool *fastgen_profile_absent(const struct fastgen_profile *profile);
+
+/*
+ * Masks [n_blocks] of a head that is not full, for a query at `position`: tokens of its class among blocks [0, n_blocks). Special
+ * and punctuation tokens behind the prompt count too (ids [position + 1]); frequent ones are of the prompt alone.
+ */
+void fastgen_profile_masks(const struct fastgen_profile *profile, uint32_t layer, uint32_t kv_head, const uint32_t *ids,
+                           uint32_t position, uint32_t n_blocks, uint64_t *masks);
