@@ -2,7 +2,7 @@
  * quantizers.h - the key codecs as the worker's model has them: each made when a policy first asks for it, from what was
  * learnt from the model and is kept beside it.
  *
- * Files      DIRECTORY/HASH.statistics (statistics.h), DIRECTORY/HASH.pqD-C.codebook (codebook.h); HASH is the model's content
+ * Files      DIRECTORY/HASH.statistics (key_statistics.h), DIRECTORY/HASH.pqD-C.codebook (key_codebook.h); HASH is the model's content
  *            hash in hexadecimal. A file of another model or a damaged one is refused with its name.
  * Owner      the worker. Threads: the engine thread (before it runs: the main thread).
  * Lifetime   a quantizer lives as long as the object, also when newer statistics or codebooks have replaced what it was made
@@ -10,9 +10,9 @@
  */
 #pragma once
 
-#include "gpu-worker/keys/codebook.h"
+#include "gpu-worker/keys/key_codebook.h"
 #include "gpu-worker/keys/codec.h"
-#include "gpu-worker/keys/statistics.h"
+#include "gpu-worker/keys/key_statistics.h"
 #include "proto/layout.h"
 
 struct quantizers;

@@ -1,5 +1,5 @@
 /*
- * profile.h - FastGen (2310.01801, section 3): which fixed set of tokens is enough for a head, found after the prefill.
+ * fastgen.h - FastGen (2310.01801, section 3): which fixed set of tokens is enough for a head, found after the prefill.
  *
  * For each (layer, KV head) the cheapest of these whose recovery reaches T:
  *     special                special tokens

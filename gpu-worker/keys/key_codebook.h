@@ -1,5 +1,5 @@
 /*
- * codebook.h - the centroids of a product quantizer (HCAttention): one codebook per layer, KV head and sub-space.
+ * key_codebook.h - the centroids of a product quantizer (HCAttention): one codebook per layer, KV head and sub-space.
  *
  * Owner      whoever made it. Threads: one writer; then read by any.
  * File       little endian: header (magic, version, sizes, model hash, seed, how it was trained), f32 centroids, CRC-32C of

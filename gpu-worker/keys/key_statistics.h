@@ -1,5 +1,5 @@
 /*
- * statistics.h - what the pair codecs need to know of a model: by layer and KV head, how its queries and keys spread.
+ * key_statistics.h - what the pair codecs need to know of a model: by layer and KV head, how its queries and keys spread.
  *
  * Gathered over some text: mean query u = E[q] and second moment E[q q^T] over the positions and the query heads of the KV
  * head; spread of keys E[(k - m)(k - m)^T], m the mean key of the key's block of 64. q and k are after RoPE, in the model's order.
