@@ -25,6 +25,7 @@ static const struct kernels *kernels;
 
 struct work {
     const struct key_codec *codec;
+    struct key_head head;
     size_t tile_bytes, query_bytes;
     float *keys, *q, *sides, *scores;
     uint8_t *tiles, *queries; /* tiles [chunk][pool][KEY_CACHE_CHUNK_BLOCKS] */
@@ -79,7 +80,7 @@ static uint32_t n_pools(void)
 static void quantize(const struct work *work)
 {
     for (uint32_t pool = 0; pool < n_pools(); pool++)
-        work->codec->quantize(kernels, work->keys, shape.head_dim,
+        work->codec->quantize(kernels, &work->head, work->keys,
                               work->tiles + (size_t)pool * KEY_CACHE_CHUNK_BLOCKS * work->tile_bytes,
                               work->sides + pool);
 }
@@ -88,8 +89,8 @@ static void quantize(const struct work *work)
 static void prepare(const struct work *work)
 {
     for (uint32_t pool = 0; pool < n_pools(); pool++)
-        work->codec->prepare(kernels, work->q + (size_t)pool * shape.group * shape.head_dim, shape.group,
-                             shape.head_dim, 0.125f, work->queries + pool * work->query_bytes);
+        work->codec->prepare(kernels, &work->head, work->q + (size_t)pool * shape.group * shape.head_dim, shape.group,
+                             0.125f, work->queries + pool * work->query_bytes);
 }
 
 /* All tiles of a step. */
@@ -99,7 +100,7 @@ static void score(const struct work *work)
         for (uint32_t block = 0; block < shape.n_blocks; block += KEY_CACHE_CHUNK_BLOCKS) {
             const uint32_t left = shape.n_blocks - block;
             const size_t first = ((size_t)block / KEY_CACHE_CHUNK_BLOCKS * n_pools() + pool) * KEY_CACHE_CHUNK_BLOCKS;
-            work->codec->score(kernels, work->queries + pool * work->query_bytes, shape.group, shape.head_dim,
+            work->codec->score(kernels, &work->head, work->queries + pool * work->query_bytes, shape.group,
                                work->tiles + first * work->tile_bytes, work->sides + first,
                                left < KEY_CACHE_CHUNK_BLOCKS ? left : KEY_CACHE_CHUNK_BLOCKS,
                                work->scores + (size_t)block * KERNELS_BLOCK_TOKENS,
@@ -109,9 +110,9 @@ static void score(const struct work *work)
 
 static void bench(enum policy_codec which)
 {
-    struct work work = {.codec = key_codec_find(which)};
-    work.tile_bytes = work.codec->tile_bytes(shape.head_dim);
-    work.query_bytes = (work.codec->query_bytes(shape.head_dim, shape.group) + 63) / 64 * 64;
+    struct work work = {.codec = key_codec_find(which), .head = {.head_dim = shape.head_dim}};
+    work.tile_bytes = work.codec->tile_bytes(&work.head);
+    work.query_bytes = (work.codec->query_bytes(&work.head, shape.group) + 63) / 64 * 64;
     const size_t n_chunks = (shape.n_blocks + KEY_CACHE_CHUNK_BLOCKS - 1) / KEY_CACHE_CHUNK_BLOCKS;
     const size_t n_tiles = n_chunks * KEY_CACHE_CHUNK_BLOCKS * n_pools();
     work.keys = floats_of((size_t)KERNELS_BLOCK_TOKENS * shape.head_dim);
@@ -120,7 +121,7 @@ static void bench(enum policy_codec which)
     work.tiles = memory_of(n_tiles * work.tile_bytes);
     work.queries = memory_of(n_pools() * work.query_bytes);
     work.scores = memory_of((size_t)shape.group * shape.n_blocks * KERNELS_BLOCK_TOKENS * sizeof *work.scores);
-    work.codec->quantize(kernels, work.keys, shape.head_dim, work.tiles, work.sides);
+    work.codec->quantize(kernels, &work.head, work.keys, work.tiles, work.sides);
     for (size_t t = 1; t < n_tiles; t++) {
         memcpy(work.tiles + t * work.tile_bytes, work.tiles, work.tile_bytes);
         work.sides[t] = work.sides[0];

@@ -40,34 +40,35 @@ static float normal(void)
     return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
 }
 
-static size_t copy_tile_bytes(uint32_t head_dim)
+static size_t copy_tile_bytes(const struct key_head *keys)
 {
-    (void)head_dim;
+    (void)keys;
     return 64;
 }
-static void copy_quantize(const struct kernels *kernels, const float *keys, uint32_t head_dim, void *tile,
+static void copy_quantize(const struct kernels *kernels, const struct key_head *head, const float *keys, void *tile,
                           float *ret_side)
 {
-    (void)kernels, (void)keys, (void)head_dim;
+    (void)kernels, (void)keys, (void)head;
     static uint32_t n_tiles;
     memcpy(tile, &n_tiles, sizeof n_tiles);
     n_tiles++;
     *ret_side = 0;
 }
-static size_t copy_query_bytes(uint32_t head_dim, uint32_t n_queries)
+static size_t copy_query_bytes(const struct key_head *head, uint32_t n_queries)
 {
-    (void)head_dim, (void)n_queries;
+    (void)head, (void)n_queries;
     return 64;
 }
-static void copy_prepare(const struct kernels *kernels, const float *q, uint32_t n_queries, uint32_t head_dim,
+static void copy_prepare(const struct kernels *kernels, const struct key_head *head, const float *q, uint32_t n_queries,
                          float scale, void *query)
 {
-    (void)kernels, (void)q, (void)n_queries, (void)head_dim, (void)scale, (void)query;
+    (void)kernels, (void)q, (void)n_queries, (void)head, (void)scale, (void)query;
 }
-static void copy_score(const struct kernels *kernels, const void *query, uint32_t n_queries, uint32_t head_dim,
-                       const void *tiles, const float *sides, uint32_t n_tiles, float *scores, size_t stride)
+static void copy_score(const struct kernels *kernels, const struct key_head *keys, const void *query,
+                       uint32_t n_queries, const void *tiles, const float *sides, uint32_t n_tiles, float *scores,
+                       size_t stride)
 {
-    (void)kernels, (void)query, (void)head_dim, (void)sides;
+    (void)kernels, (void)query, (void)keys, (void)sides;
     uint32_t first;
     memcpy(&first, tiles, sizeof first);
     const size_t n = (size_t)copies.n_blocks * 64;
@@ -77,6 +78,9 @@ static void copy_score(const struct kernels *kernels, const void *query, uint32_
 }
 static const struct key_codec copy_codec = {"copy",           copy_tile_bytes, copy_quantize,
                                             copy_query_bytes, copy_prepare,    copy_score};
+static const struct key_head copy_head = {.head_dim = HEAD_DIM};
+static const struct key_quantizer copy_quantizer = {
+    .codec = &copy_codec, .n_layers = 1, .n_kv_heads = 1, .heads = &copy_head};
 
 static const void *no_rows(void *context, uint32_t layer, uint32_t kv_head)
 {
@@ -153,8 +157,8 @@ static void run_copies(void *context)
         const float *sides;
         n = key_cache_run(bench->item.keys, 0, 0, first, &tiles, &sides);
         n = n < bench->item.n_blocks - first ? n : bench->item.n_blocks - first;
-        copy_score(NULL, NULL, bench->item.group, HEAD_DIM, tiles, sides, n,
-                   (float *)bench->scratch + (size_t)first * 64, (size_t)bench->item.n_blocks * 64 + 16);
+        copy_score(NULL, NULL, NULL, bench->item.group, tiles, sides, n, (float *)bench->scratch + (size_t)first * 64,
+                   (size_t)bench->item.n_blocks * 64 + 16);
     }
 }
 
@@ -185,7 +189,7 @@ int main(int argc, char **argv)
     const struct row_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = HEAD_DIM, .codec = ROW_CODEC_F16};
     const struct key_cache_memory allocator = {cache_alloc, cache_free, NULL};
     void *rows = memory(layout_head_rows_bytes(&shape));
-    if (key_cache_new(&copy_codec, &shape, &allocator, &keys) != 0)
+    if (key_cache_new(&copy_quantizer, &shape, NULL, &allocator, &keys) != 0)
         return 1;
     for (uint32_t block = 0; block < n_blocks; block++)
         if (key_cache_add(keys, bench.kernels, no_rows, rows) != 0)
@@ -201,7 +205,7 @@ int main(int argc, char **argv)
             exact[head * (2 + HEAD_DIM) + 1] += expf(exact_scores[head * N_EXACT + i] - 5.0f);
         }
     }
-    bench.scratch = memory(selection_scratch_bytes(group, HEAD_DIM, n_blocks));
+    bench.scratch = memory(selection_scratch_bytes(&copy_quantizer, group, n_blocks));
     bench.item = (struct selection_item){
         .q = memory(group * HEAD_DIM * sizeof(float)),
         .group = group,
@@ -234,7 +238,7 @@ int main(int argc, char **argv)
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         struct policy policy = {.terms = {.selector = lines[i].selector, .parameter = lines[i].parameter, .tail = true},
-                                .codec = &copy_codec,
+                                .quantizer = &copy_quantizer,
                                 .mode = lines[i].weights ? AGGREGATE_WEIGHTS : AGGREGATE_RESCORE};
         bench.item.policy = &policy;
         bench.item.weights = lines[i].weights ? weights : NULL;

@@ -14,13 +14,15 @@ struct f16_query {
 };
 _Static_assert(sizeof(struct f16_query) == 64, "the queries that follow are aligned");
 
-static size_t tile_bytes(uint32_t head_dim)
+static size_t tile_bytes(const struct key_head *head)
 {
-    return (size_t)KERNELS_BLOCK_TOKENS * head_dim * sizeof(uint16_t);
+    return (size_t)KERNELS_BLOCK_TOKENS * head->head_dim * sizeof(uint16_t);
 }
 
-static void quantize(const struct kernels *kernels, const float *keys, uint32_t head_dim, void *tile, float *ret_side)
+static void quantize(const struct kernels *kernels, const struct key_head *head, const float *keys, void *tile,
+                     float *ret_side)
 {
+    const uint32_t head_dim = head->head_dim;
     for (uint32_t key = 0; key < KERNELS_BLOCK_TOKENS; key++, keys += head_dim) {
         float finite[KERNELS_MAX_HEAD_DIM];
         for (uint32_t i = 0; i < head_dim; i++) {
@@ -32,23 +34,24 @@ static void quantize(const struct kernels *kernels, const float *keys, uint32_t 
     *ret_side = 0;
 }
 
-static size_t query_bytes(uint32_t head_dim, uint32_t n_queries)
+static size_t query_bytes(const struct key_head *head, uint32_t n_queries)
 {
-    return sizeof(struct f16_query) + (size_t)n_queries * head_dim * sizeof(float);
+    return sizeof(struct f16_query) + (size_t)n_queries * head->head_dim * sizeof(float);
 }
 
-static void prepare(const struct kernels *kernels, const float *q, uint32_t n_queries, uint32_t head_dim, float scale,
-                    void *query)
+static void prepare(const struct kernels *kernels, const struct key_head *head, const float *q, uint32_t n_queries,
+                    float scale, void *query)
 {
     (void)kernels;
     const struct f16_query header = {.scale = scale};
     memcpy(query, &header, sizeof header);
-    memcpy((uint8_t *)query + sizeof header, q, (size_t)n_queries * head_dim * sizeof *q);
+    memcpy((uint8_t *)query + sizeof header, q, (size_t)n_queries * head->head_dim * sizeof *q);
 }
 
-static void score(const struct kernels *kernels, const void *query, uint32_t n_queries, uint32_t head_dim,
+static void score(const struct kernels *kernels, const struct key_head *head, const void *query, uint32_t n_queries,
                   const void *tiles, const float *sides, uint32_t n_tiles, float *scores, size_t stride)
 {
+    const uint32_t head_dim = head->head_dim;
     (void)sides;
     const struct f16_query *header = query;
     const float *q = (const float *)(const void *)((const uint8_t *)query + sizeof *header);

@@ -21,9 +21,9 @@ static const struct rot_kernels *rot_kernels(const struct kernels *kernels)
     return &codec_rot_plain;
 }
 
-static size_t query_bytes(uint32_t head_dim, uint32_t n_queries)
+static size_t query_bytes(const struct key_head *head, uint32_t n_queries)
 {
-    return n_queries * rot_query_bytes(rot_groups(head_dim));
+    return n_queries * rot_query_bytes(rot_groups(head->head_dim));
 }
 
 static void prepare_one(const struct rot_format *format, const float *q, uint32_t head_dim, float scale, void *query)
@@ -61,26 +61,27 @@ static void prepare(const struct rot_format *format, const float *q, uint32_t n_
 }
 
 #define CODEC(n_bits)                                                                                                  \
-    static size_t tile_bytes##n_bits(uint32_t head_dim)                                                                \
+    static size_t tile_bytes##n_bits(const struct key_head *head)                                                      \
     {                                                                                                                  \
-        return rot_tile_bytes(n_bits, head_dim);                                                                       \
+        return rot_tile_bytes(n_bits, head->head_dim);                                                                 \
     }                                                                                                                  \
-    static void quantize##n_bits(const struct kernels *kernels, const float *keys, uint32_t head_dim, void *tile,      \
-                                 float *ret_side)                                                                      \
+    static void quantize##n_bits(const struct kernels *kernels, const struct key_head *head, const float *keys,        \
+                                 void *tile, float *ret_side)                                                          \
     {                                                                                                                  \
         (void)kernels;                                                                                                 \
-        codec_rot_quantize(&codec_rot_formats[n_bits], keys, head_dim, tile, ret_side);                                \
+        codec_rot_quantize(&codec_rot_formats[n_bits], keys, head->head_dim, tile, ret_side);                          \
     }                                                                                                                  \
-    static void prepare##n_bits(const struct kernels *kernels, const float *q, uint32_t n_queries, uint32_t head_dim,  \
-                                float scale, void *query)                                                              \
+    static void prepare##n_bits(const struct kernels *kernels, const struct key_head *head, const float *q,            \
+                                uint32_t n_queries, float scale, void *query)                                          \
     {                                                                                                                  \
         (void)kernels;                                                                                                 \
-        prepare(&codec_rot_formats[n_bits], q, n_queries, head_dim, scale, query);                                     \
+        prepare(&codec_rot_formats[n_bits], q, n_queries, head->head_dim, scale, query);                               \
     }                                                                                                                  \
-    static void score##n_bits(const struct kernels *kernels, const void *query, uint32_t n_queries, uint32_t head_dim, \
-                              const void *tiles, const float *sides, uint32_t n_tiles, float *scores, size_t stride)   \
+    static void score##n_bits(const struct kernels *kernels, const struct key_head *head, const void *query,           \
+                              uint32_t n_queries, const void *tiles, const float *sides, uint32_t n_tiles,             \
+                              float *scores, size_t stride)                                                            \
     {                                                                                                                  \
-        rot_kernels(kernels)->score[n_bits](query, n_queries, head_dim, tiles, sides, n_tiles, scores, stride);        \
+        rot_kernels(kernels)->score[n_bits](query, n_queries, head->head_dim, tiles, sides, n_tiles, scores, stride);  \
     }                                                                                                                  \
     const struct key_codec codec_rot##n_bits = {.name = "rot" #n_bits,                                                 \
                                                 .tile_bytes = tile_bytes##n_bits,                                      \

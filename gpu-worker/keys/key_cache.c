@@ -7,54 +7,90 @@
 #include <string.h>
 
 struct key_cache {
-    const struct key_codec *codec; /* NULL: blocks are only counted */
+    const struct key_quantizer *quantizer; /* NULL: blocks are only counted */
     struct row_shape shape;
     struct key_cache_memory memory;
     uint32_t n_blocks;
     uint32_t n_chunks; /* allocated; never fewer than n_blocks need */
     uint32_t capacity; /* of the array */
-    uint8_t **chunks;  /* each: tiles [layer][kv_head][KEY_CACHE_CHUNK_BLOCKS], then sides in the same order */
+    uint8_t **chunks;  /* each: tiles [pool][KEY_CACHE_CHUNK_BLOCKS], then sides in the same order */
+    size_t *tiles_at;  /* [n_pools + 1]: where a pool's tiles begin in a chunk; a pool that is absent has none */
     float *keys;       /* [64][head_dim]: of the tile being made */
 };
 
 /* (layer, KV head) pairs */
-static size_t n_pools(const struct row_shape *shape)
+static size_t n_pools(const struct key_quantizer *quantizer)
 {
-    return (size_t)shape->n_layers * shape->n_kv_heads;
+    return (size_t)quantizer->n_layers * quantizer->n_kv_heads;
 }
 
-static size_t sides_offset(const struct key_codec *codec, const struct row_shape *shape)
+static size_t tile_bytes(const struct key_quantizer *quantizer, size_t pool)
 {
-    return n_pools(shape) * KEY_CACHE_CHUNK_BLOCKS * codec->tile_bytes(shape->head_dim);
+    return quantizer->codec->tile_bytes(&quantizer->heads[pool]);
 }
 
-static size_t chunk_bytes(const struct key_codec *codec, const struct row_shape *shape)
+/* Tiles of one block, those of absent pools left out; `absent` may be NULL. */
+static size_t block_tiles_bytes(const struct key_quantizer *quantizer, const bool *absent, size_t *ret_n_present)
 {
-    return sides_offset(codec, shape) + n_pools(shape) * KEY_CACHE_CHUNK_BLOCKS * sizeof(float);
+    size_t n_bytes = 0, n_present = 0;
+    for (size_t pool = 0; pool < n_pools(quantizer); pool++)
+        if (absent == NULL || !absent[pool]) {
+            n_bytes += tile_bytes(quantizer, pool);
+            n_present++;
+        }
+    *ret_n_present = n_present;
+    return n_bytes;
+}
+
+/* Sides lie by pool, also of absent ones: four bytes a block. */
+static size_t chunk_bytes_of(size_t tiles_bytes, size_t n)
+{
+    return tiles_bytes + n * KEY_CACHE_CHUNK_BLOCKS * sizeof(float);
 }
 _Static_assert(KEY_CACHE_CHUNK_BLOCKS * sizeof(float) % 64 == 0, "a chunk is a multiple of 64 bytes");
+
+static size_t chunk_bytes(const struct key_cache *cache)
+{
+    const size_t n = n_pools(cache->quantizer);
+    return chunk_bytes_of(cache->tiles_at[n], n);
+}
 
 static uint32_t chunks_for(uint32_t n_blocks)
 {
     return n_blocks / KEY_CACHE_CHUNK_BLOCKS + (n_blocks % KEY_CACHE_CHUNK_BLOCKS != 0);
 }
 
-int key_cache_new(const struct key_codec *codec, const struct row_shape *shape, const struct key_cache_memory *memory,
-                  struct key_cache **ret_cache)
+static int divide(struct key_cache *cache, const bool *absent)
 {
-    if (codec && (shape->head_dim == 0 || shape->head_dim > KERNELS_MAX_HEAD_DIM))
+    const size_t n = n_pools(cache->quantizer);
+    cache->tiles_at = calloc(n + 1, sizeof *cache->tiles_at);
+    cache->keys = malloc((size_t)LAYOUT_BLOCK_TOKENS * cache->shape.head_dim * sizeof *cache->keys);
+    if (!cache->tiles_at || !cache->keys)
+        return -ENOMEM;
+    for (size_t pool = 0; pool < n; pool++) {
+        const size_t n_bytes = absent && absent[pool] ? 0 : tile_bytes(cache->quantizer, pool);
+        cache->tiles_at[pool + 1] = cache->tiles_at[pool] + KEY_CACHE_CHUNK_BLOCKS * n_bytes;
+    }
+    return 0;
+}
+
+int key_cache_new(const struct key_quantizer *quantizer, const struct row_shape *shape, const bool *absent,
+                  const struct key_cache_memory *memory, struct key_cache **ret_cache)
+{
+    if (quantizer && (shape->head_dim == 0 || shape->head_dim > KERNELS_MAX_HEAD_DIM))
         return -EINVAL;
     struct key_cache *cache = calloc(1, sizeof *cache);
     if (!cache)
         return -ENOMEM;
-    cache->codec = codec;
+    cache->quantizer = quantizer;
     cache->shape = *shape;
-    if (codec) {
+    if (quantizer) {
+        assert(quantizer->n_layers == shape->n_layers && quantizer->n_kv_heads == shape->n_kv_heads);
         cache->memory = *memory;
-        cache->keys = malloc((size_t)LAYOUT_BLOCK_TOKENS * shape->head_dim * sizeof *cache->keys);
-        if (!cache->keys) {
-            free(cache);
-            return -ENOMEM;
+        int error = divide(cache, absent);
+        if (error) {
+            key_cache_free(cache);
+            return error;
         }
     }
     *ret_cache = cache;
@@ -64,7 +100,7 @@ int key_cache_new(const struct key_codec *codec, const struct row_shape *shape, 
 void key_cache_release(struct key_cache *cache)
 {
     for (uint32_t i = 0; i < cache->n_chunks; i++)
-        cache->memory.free(cache->memory.context, cache->chunks[i], chunk_bytes(cache->codec, &cache->shape));
+        cache->memory.free(cache->memory.context, cache->chunks[i], chunk_bytes(cache));
     cache->n_blocks = cache->n_chunks = 0;
 }
 
@@ -74,9 +110,21 @@ struct key_cache *key_cache_free(struct key_cache *cache)
         return NULL;
     key_cache_release(cache);
     free(cache->chunks);
+    free(cache->tiles_at);
     free(cache->keys);
     free(cache);
     return NULL;
+}
+
+const struct key_quantizer *key_cache_quantizer(const struct key_cache *cache)
+{
+    return cache->quantizer;
+}
+
+bool key_cache_has(const struct key_cache *cache, uint32_t layer, uint32_t kv_head)
+{
+    const size_t pool = (size_t)layer * cache->shape.n_kv_heads + kv_head;
+    return cache->quantizer && cache->tiles_at[pool + 1] > cache->tiles_at[pool];
 }
 
 uint32_t key_cache_n_blocks(const struct key_cache *cache)
@@ -86,26 +134,31 @@ uint32_t key_cache_n_blocks(const struct key_cache *cache)
 
 size_t key_cache_bytes(const struct key_cache *cache)
 {
-    return key_cache_bytes_for(cache->codec, &cache->shape, cache->n_chunks * KEY_CACHE_CHUNK_BLOCKS);
+    return cache->quantizer ? cache->n_chunks * chunk_bytes(cache) : 0;
 }
 
-size_t key_cache_bytes_for(const struct key_codec *codec, const struct row_shape *shape, uint32_t n_blocks)
+size_t key_cache_bytes_for(const struct key_quantizer *quantizer, uint32_t n_blocks)
 {
-    return codec ? chunks_for(n_blocks) * chunk_bytes(codec, shape) : 0;
-}
-
-size_t key_cache_bytes_per_token(const struct key_codec *codec, const struct row_shape *shape)
-{
-    if (!codec)
+    size_t n_present;
+    if (!quantizer)
         return 0;
-    const size_t block = n_pools(shape) * (codec->tile_bytes(shape->head_dim) + sizeof(float));
-    return (block + LAYOUT_BLOCK_TOKENS - 1) / LAYOUT_BLOCK_TOKENS;
+    const size_t tiles_bytes = KEY_CACHE_CHUNK_BLOCKS * block_tiles_bytes(quantizer, NULL, &n_present);
+    return chunks_for(n_blocks) * chunk_bytes_of(tiles_bytes, n_pools(quantizer));
+}
+
+double key_cache_bytes_per_token(const struct key_quantizer *quantizer, const bool *absent)
+{
+    size_t n_present;
+    if (!quantizer)
+        return 0;
+    const size_t n_bytes = block_tiles_bytes(quantizer, absent, &n_present);
+    return (double)(n_bytes + n_present * sizeof(float)) / LAYOUT_BLOCK_TOKENS;
 }
 
 int key_cache_reserve(struct key_cache *cache, uint32_t n_blocks)
 {
     const uint32_t n_chunks = chunks_for(n_blocks);
-    if (!cache->codec || n_chunks <= cache->n_chunks)
+    if (!cache->quantizer || n_chunks <= cache->n_chunks)
         return 0;
     if (n_chunks > cache->capacity) {
         const uint32_t capacity = n_chunks > 2 * cache->capacity ? n_chunks : 2 * cache->capacity;
@@ -117,7 +170,7 @@ int key_cache_reserve(struct key_cache *cache, uint32_t n_blocks)
     }
     const uint32_t had = cache->n_chunks;
     while (cache->n_chunks < n_chunks) {
-        void *chunk = cache->memory.alloc(cache->memory.context, chunk_bytes(cache->codec, &cache->shape));
+        void *chunk = cache->memory.alloc(cache->memory.context, chunk_bytes(cache));
         if (!chunk)
             break;
         cache->chunks[cache->n_chunks++] = chunk;
@@ -125,8 +178,7 @@ int key_cache_reserve(struct key_cache *cache, uint32_t n_blocks)
     if (cache->n_chunks == n_chunks)
         return 0;
     while (cache->n_chunks > had) /* all or nothing: the rest may serve another session */
-        cache->memory.free(cache->memory.context, cache->chunks[--cache->n_chunks],
-                           chunk_bytes(cache->codec, &cache->shape));
+        cache->memory.free(cache->memory.context, cache->chunks[--cache->n_chunks], chunk_bytes(cache));
     return -ENOMEM;
 }
 
@@ -134,30 +186,45 @@ int key_cache_reserve(struct key_cache *cache, uint32_t n_blocks)
 static uint8_t *tile_of(const struct key_cache *cache, uint32_t layer, uint32_t kv_head, uint32_t block,
                         float **ret_side)
 {
+    const size_t pool = (size_t)layer * cache->shape.n_kv_heads + kv_head, in_chunk = block % KEY_CACHE_CHUNK_BLOCKS;
     uint8_t *chunk = cache->chunks[block / KEY_CACHE_CHUNK_BLOCKS];
-    const size_t index =
-        ((size_t)layer * cache->shape.n_kv_heads + kv_head) * KEY_CACHE_CHUNK_BLOCKS + block % KEY_CACHE_CHUNK_BLOCKS;
-    *ret_side = (float *)(void *)(chunk + sides_offset(cache->codec, &cache->shape)) + index;
-    return chunk + index * cache->codec->tile_bytes(cache->shape.head_dim);
+    float *sides = (float *)(void *)(chunk + cache->tiles_at[n_pools(cache->quantizer)]);
+    *ret_side = sides + pool * KEY_CACHE_CHUNK_BLOCKS + in_chunk;
+    return chunk + cache->tiles_at[pool] + in_chunk * tile_bytes(cache->quantizer, pool);
+}
+
+int key_cache_extend(struct key_cache *cache, uint32_t n_blocks)
+{
+    int error = key_cache_reserve(cache, n_blocks);
+    if (!error && n_blocks > cache->n_blocks)
+        cache->n_blocks = n_blocks;
+    return error;
+}
+
+void key_cache_put(struct key_cache *cache, const struct kernels *kernels, uint32_t layer, uint32_t kv_head,
+                   uint32_t block, const void *rows)
+{
+    if (!key_cache_has(cache, layer, kv_head))
+        return;
+    assert(block < cache->n_blocks);
+    float *side;
+    uint8_t *tile = tile_of(cache, layer, kv_head, block, &side);
+    kernels->decode_keys(rows, LAYOUT_BLOCK_TOKENS, cache->shape.head_dim, (enum kernels_rows)cache->shape.codec,
+                         cache->keys);
+    cache->quantizer->codec->quantize(kernels, key_quantizer_head(cache->quantizer, layer, kv_head), cache->keys, tile,
+                                      side);
 }
 
 int key_cache_add(struct key_cache *cache, const struct kernels *kernels,
                   const void *(*rows)(void *context, uint32_t layer, uint32_t kv_head), void *context)
 {
-    if (cache->codec) {
-        int error = key_cache_reserve(cache, cache->n_blocks + 1);
-        if (error)
-            return error;
-        for (uint32_t layer = 0; layer < cache->shape.n_layers; layer++)
-            for (uint32_t kv_head = 0; kv_head < cache->shape.n_kv_heads; kv_head++) {
-                float *side;
-                uint8_t *tile = tile_of(cache, layer, kv_head, cache->n_blocks, &side);
-                kernels->decode_keys(rows(context, layer, kv_head), LAYOUT_BLOCK_TOKENS, cache->shape.head_dim,
-                                     (enum kernels_rows)cache->shape.codec, cache->keys);
-                cache->codec->quantize(kernels, cache->keys, cache->shape.head_dim, tile, side);
-            }
-    }
-    cache->n_blocks++;
+    int error = key_cache_extend(cache, cache->n_blocks + 1);
+    if (error)
+        return error;
+    for (uint32_t layer = 0; layer < cache->shape.n_layers; layer++)
+        for (uint32_t kv_head = 0; kv_head < cache->shape.n_kv_heads; kv_head++)
+            if (key_cache_has(cache, layer, kv_head))
+                key_cache_put(cache, kernels, layer, kv_head, cache->n_blocks - 1, rows(context, layer, kv_head));
     return 0;
 }
 
@@ -169,8 +236,8 @@ void key_cache_clear(struct key_cache *cache)
 uint32_t key_cache_run(const struct key_cache *cache, uint32_t layer, uint32_t kv_head, uint32_t first_block,
                        const void **ret_tiles, const float **ret_sides)
 {
-    assert(cache->codec && first_block < cache->n_blocks);
-    assert(layer < cache->shape.n_layers && kv_head < cache->shape.n_kv_heads);
+    assert(first_block < cache->n_blocks);
+    assert(layer < cache->shape.n_layers && kv_head < cache->shape.n_kv_heads && key_cache_has(cache, layer, kv_head));
     float *sides;
     *ret_tiles = tile_of(cache, layer, kv_head, first_block, &sides);
     *ret_sides = sides;

@@ -13,6 +13,7 @@ const struct key_codec *key_codec_find(enum policy_codec codec)
     case POLICY_CODEC_ROT2:
         return &codec_rot2;
     case POLICY_CODEC_NONE:
+    default:
         break;
     }
     return NULL;

@@ -7,15 +7,16 @@
 
 #include <stdint.h>
 
-#include "gpu-worker/keys/codec.h"
+#include "gpu-worker/keys/quantizers.h"
 #include "proto/layout.h"
 #include "proto/policy.h"
 
 struct policy {
     struct policy_terms terms;
-    const struct key_codec *codec; /* NULL: selector full, which looks at no keys */
+    const struct key_quantizer *quantizer; /* NULL: selector full, which looks at no keys */
     enum aggregate_mode mode;
 };
 
-/* The policy of a name; -EINVAL with a sentence. */
-int policy_find(const char *name, struct policy *ret_policy, char *sentence, size_t sentence_size);
+/* The policy of a name, with a sentence on failure: -EINVAL; what quantizers_find() returns; -ENOENT above all. */
+int policy_find(struct quantizers *quantizers, const char *name, struct policy *ret_policy, char *sentence,
+                size_t sentence_size);

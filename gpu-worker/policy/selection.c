@@ -47,12 +47,11 @@ static void *take(uint8_t *memory, size_t *n_bytes_taken, size_t n_bytes)
     return at;
 }
 
-static size_t largest_query_bytes(uint32_t group, uint32_t head_dim)
+static size_t largest_query_bytes(const struct key_quantizer *quantizer, uint32_t group)
 {
-    size_t most = (size_t)group * (head_dim * sizeof(float) + 64);
-    for (int codec = POLICY_CODEC_F16; codec <= POLICY_CODEC_ROT2; codec++) {
-        const struct key_codec *keys = key_codec_find((enum policy_codec)codec);
-        size_t n_bytes = keys == NULL ? 0 : keys->query_bytes(head_dim, group);
+    size_t most = 0;
+    for (size_t i = 0; i < (size_t)quantizer->n_layers * quantizer->n_kv_heads; i++) {
+        size_t n_bytes = quantizer->codec->query_bytes(&quantizer->heads[i], group);
         most = n_bytes > most ? n_bytes : most;
     }
     return most;
@@ -76,10 +75,10 @@ static size_t divide(uint32_t group, uint32_t n_blocks, size_t query_bytes, void
     return n;
 }
 
-size_t selection_scratch_bytes(uint32_t group, uint32_t head_dim, uint32_t n_blocks)
+size_t selection_scratch_bytes(const struct key_quantizer *quantizer, uint32_t group, uint32_t n_blocks)
 {
     struct scratch scratch;
-    return divide(group, n_blocks, largest_query_bytes(group, head_dim), NULL, &scratch);
+    return divide(group, n_blocks, largest_query_bytes(quantizer, group), NULL, &scratch);
 }
 
 /* All tables give the same bits, so one for another machine (as tests have) may be served by what this machine has. */
@@ -104,12 +103,18 @@ static void select_full(struct selection_item *item)
     }
 }
 
+static const struct key_head *head_of(const struct selection_item *item)
+{
+    return key_quantizer_head(key_cache_quantizer(item->keys), item->layer, item->kv_head);
+}
+
 /* Scores of all old blocks, -infinity for the sinks; largest [group]. */
 static void score(const struct kernels *kernels, const struct passes *passes, const struct selection_item *item,
                   struct scratch *scratch, float *largest)
 {
-    const struct key_codec *codec = item->policy->codec;
-    codec->prepare(kernels, item->q, item->group, item->head_dim, item->scale, scratch->query);
+    const struct key_codec *codec = key_cache_quantizer(item->keys)->codec;
+    const struct key_head *keys = head_of(item);
+    codec->prepare(kernels, keys, item->q, item->group, item->scale, scratch->query);
     for (uint32_t head = 0; head < item->group; head++)
         largest[head] = -INFINITY;
     for (uint32_t first = 0, n; first < item->n_blocks; first += n) {
@@ -118,7 +123,7 @@ static void score(const struct kernels *kernels, const struct passes *passes, co
         n = key_cache_run(item->keys, item->layer, item->kv_head, first, &tiles, &sides);
         n = n < item->n_blocks - first ? n : item->n_blocks - first;
         float *scores = scratch->exponentials + (size_t)first * BLOCK;
-        codec->score(kernels, scratch->query, item->group, item->head_dim, tiles, sides, n, scores, scratch->stride);
+        codec->score(kernels, keys, scratch->query, item->group, tiles, sides, n, scores, scratch->stride);
         for (uint32_t head = 0; head < item->group; head++) {
             float *of_head = scores + head * scratch->stride;
             for (uint32_t token = 0; first == 0 && token < BLOCK; token++)
@@ -277,11 +282,10 @@ void selection_run(const struct kernels *kernels, struct selection_item *item, v
         return;
     }
     const bool by_mass = item->policy->terms.selector == POLICY_SELECTOR_MASS;
-    const size_t query_bytes = item->policy->codec->query_bytes(item->head_dim, item->group);
+    const size_t query_bytes = key_cache_quantizer(item->keys)->codec->query_bytes(head_of(item), item->group);
     const uint32_t n_exact_blocks = by_mass ? (item->n_exact + BLOCK - 1) / BLOCK : 0;
     assert(item->n_blocks > 0 && item->group > 0 && item->group <= KEY_CODEC_MAX_QUERIES);
     assert(!by_mass || item->n_exact <= SELECTION_MAX_EXACT);
-    assert(query_bytes <= largest_query_bytes(item->group, item->head_dim));
 
     const struct passes *passes = passes_for(kernels);
     struct scratch scratch;

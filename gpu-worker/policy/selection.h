@@ -36,8 +36,8 @@ struct selection_item {
     const float *exact;        /* [group][2 + head_dim]: partials of the exact set; not empty */
     const float *exact_scores; /* selector mass only: [group][exact_stride], first n_exact of each */
     size_t exact_stride;
-    uint32_t n_exact; /* <= SELECTION_MAX_EXACT */
-    const struct key_cache *keys;
+    uint32_t n_exact;             /* <= SELECTION_MAX_EXACT */
+    const struct key_cache *keys; /* has the head's keys */
     uint32_t layer, kv_head;
     uint32_t n_blocks; /* old blocks; > 0 */
     /* out */
@@ -49,7 +49,7 @@ struct selection_item {
     uint32_t n_kept; /* out: bits of the masks */
 };
 
-/* Bytes of a scratch (64-byte aligned) for items of up to n_blocks. */
-size_t selection_scratch_bytes(uint32_t group, uint32_t head_dim, uint32_t n_blocks);
+/* Bytes of a scratch (64-byte aligned) for items of up to n_blocks whose keys are of this quantizer. */
+size_t selection_scratch_bytes(const struct key_quantizer *quantizer, uint32_t group, uint32_t n_blocks);
 /* The thread has called kernels_thread_setup(). With selector full only masks and n_kept are written, and no scratch is needed. */
 void selection_run(const struct kernels *kernels, struct selection_item *item, void *scratch);

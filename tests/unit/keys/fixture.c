@@ -31,6 +31,27 @@ const struct key_codec *fixture_rot(uint32_t bits)
     return key_codec_find(bits == 2 ? POLICY_CODEC_ROT2 : bits == 3 ? POLICY_CODEC_ROT3 : POLICY_CODEC_ROT4);
 }
 
+const struct key_head *fixture_head(uint32_t head_dim)
+{
+    static struct key_head heads[2 * KERNELS_MAX_HEAD_DIM]; /* also of what is too wide */
+    heads[head_dim].head_dim = head_dim;
+    return &heads[head_dim];
+}
+
+const struct key_quantizer *fixture_quantizer(const struct key_codec *codec, uint32_t n_layers, uint32_t n_kv_heads,
+                                              uint32_t head_dim)
+{
+    enum { MAX_POOLS = 64 };
+    static struct key_head heads[MAX_POOLS];
+    static struct key_quantizer quantizer;
+    if (n_layers * n_kv_heads > MAX_POOLS)
+        abort();
+    for (uint32_t i = 0; i < n_layers * n_kv_heads; i++)
+        heads[i] = *fixture_head(head_dim);
+    quantizer = (struct key_quantizer){.codec = codec, .n_layers = n_layers, .n_kv_heads = n_kv_heads, .heads = heads};
+    return &quantizer;
+}
+
 static uint64_t state = 1;
 
 void fixture_seed(uint64_t seed)

@@ -16,6 +16,10 @@ struct fixture_table {
 /* Those that this machine can run, plain first; ends with a NULL name. */
 const struct fixture_table *fixture_tables(void);
 const struct key_codec *fixture_rot(uint32_t bits);
+const struct key_head *fixture_head(uint32_t head_dim); /* without a table */
+/* All heads alike; for a few pools. Valid until the next call. */
+const struct key_quantizer *fixture_quantizer(const struct key_codec *codec, uint32_t n_layers, uint32_t n_kv_heads,
+                                              uint32_t head_dim);
 
 void fixture_seed(uint64_t seed);
 double fixture_uniform(void); /* -1 .. 1 */

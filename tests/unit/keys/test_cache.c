@@ -74,26 +74,36 @@ static struct row_shape shape_of(uint32_t head_dim, uint32_t codec)
     return (struct row_shape){.n_layers = N_LAYERS, .n_kv_heads = N_KV_HEADS, .head_dim = head_dim, .codec = codec};
 }
 
-static void check_block(const struct key_cache *cache, const struct key_codec *codec, struct source *source,
-                        uint32_t block)
+static const struct key_quantizer *quantizer_of(const struct key_codec *codec, const struct row_shape *shape)
+{
+    return fixture_quantizer(codec, shape->n_layers, shape->n_kv_heads, shape->head_dim);
+}
+
+static void check_tile(const struct key_cache *cache, const struct key_codec *codec, struct source *source,
+                       uint32_t layer, uint32_t head, uint32_t block)
 {
     static _Alignas(64) uint8_t tile[FIXTURE_MAX_TILE];
     static float keys[64 * 64];
+    const void *tiles;
+    const float *sides;
+    float side;
+    const uint32_t n_run = key_cache_run(cache, layer, head, block, &tiles, &sides);
+    assert_in_range(n_run, 1, key_cache_n_blocks(cache) - block);
+    assert_int_equal((uintptr_t)tiles % 64, 0);
+    source->block = block;
+    kernels->decode_keys(source_rows(source, layer, head), 64, source->shape.head_dim,
+                         (enum kernels_rows)source->shape.codec, keys);
+    codec->quantize(kernels, fixture_head(source->shape.head_dim), keys, tile, &side);
+    assert_memory_equal(tiles, tile, codec->tile_bytes(fixture_head(source->shape.head_dim)));
+    assert_memory_equal(sides, &side, sizeof side);
+}
+
+static void check_block(const struct key_cache *cache, const struct key_codec *codec, struct source *source,
+                        uint32_t block)
+{
     for (uint32_t layer = 0; layer < N_LAYERS; layer++)
-        for (uint32_t head = 0; head < N_KV_HEADS; head++) {
-            const void *tiles;
-            const float *sides;
-            float side;
-            const uint32_t n_run = key_cache_run(cache, layer, head, block, &tiles, &sides);
-            assert_in_range(n_run, 1, key_cache_n_blocks(cache) - block);
-            assert_int_equal((uintptr_t)tiles % 64, 0);
-            source->block = block;
-            kernels->decode_keys(source_rows(source, layer, head), 64, source->shape.head_dim,
-                                 (enum kernels_rows)source->shape.codec, keys);
-            codec->quantize(kernels, keys, source->shape.head_dim, tile, &side);
-            assert_memory_equal(tiles, tile, codec->tile_bytes(source->shape.head_dim));
-            assert_memory_equal(sides, &side, sizeof side);
-        }
+        for (uint32_t head = 0; head < N_KV_HEADS; head++)
+            check_tile(cache, codec, source, layer, head, block);
 }
 
 static void test_blocks_come_back(void **unused)
@@ -109,13 +119,14 @@ static void test_blocks_come_back(void **unused)
             struct counted counted = {.allowed = SIZE_MAX};
             const struct key_cache_memory memory = {count_alloc, count_free, &counted};
             struct key_cache *cache = NULL;
-            assert_int_equal(key_cache_new(codec, &source.shape, &memory, &cache), 0);
+            assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache),
+                             0);
             assert_int_equal(key_cache_n_blocks(cache), 0);
             assert_int_equal(key_cache_bytes(cache), 0);
             for (uint32_t n = 1; n <= MOST; n++) {
                 assert_int_equal(add(cache, &source), 0);
                 assert_int_equal(key_cache_n_blocks(cache), n);
-                assert_int_equal(key_cache_bytes(cache), key_cache_bytes_for(codec, &source.shape, n));
+                assert_int_equal(key_cache_bytes(cache), key_cache_bytes_for(quantizer_of(codec, &source.shape), n));
                 assert_int_equal(key_cache_bytes(cache), counted.n_bytes);
             }
             assert_int_equal(counted.n_calls, (MOST + KEY_CACHE_CHUNK_BLOCKS - 1) / KEY_CACHE_CHUNK_BLOCKS);
@@ -135,7 +146,7 @@ static void test_runs(void **unused)
     struct counted counted = {.allowed = SIZE_MAX};
     const struct key_cache_memory memory = {count_alloc, count_free, &counted};
     struct key_cache *cache = NULL;
-    assert_int_equal(key_cache_new(codec, &source.shape, &memory, &cache), 0);
+    assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
     for (uint32_t n = 0; n < MOST; n++)
         assert_int_equal(add(cache, &source), 0);
     for (uint32_t first = 0; first < MOST; first++) {
@@ -146,7 +157,7 @@ static void test_runs(void **unused)
         assert_int_equal(n, (end < MOST ? end : MOST) - first);
         for (uint32_t i = 0; i < n; i++) {
             key_cache_run(cache, 1, 1, first + i, &tile, &side);
-            assert_ptr_equal(tile, (const uint8_t *)tiles + i * codec->tile_bytes(64));
+            assert_ptr_equal(tile, (const uint8_t *)tiles + i * codec->tile_bytes(fixture_head(64)));
             assert_ptr_equal(side, sides + i);
         }
     }
@@ -161,12 +172,12 @@ static void test_reserve_and_clear(void **unused)
     struct counted counted = {.allowed = SIZE_MAX};
     const struct key_cache_memory memory = {count_alloc, count_free, &counted};
     struct key_cache *cache = NULL;
-    assert_int_equal(key_cache_new(codec, &source.shape, &memory, &cache), 0);
+    assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
     assert_int_equal(key_cache_reserve(cache, 0), 0);
     assert_int_equal(counted.n_calls, 0);
     assert_int_equal(key_cache_reserve(cache, 33), 0);
     assert_int_equal(counted.n_calls, 3);
-    assert_int_equal(key_cache_bytes(cache), key_cache_bytes_for(codec, &source.shape, 33));
+    assert_int_equal(key_cache_bytes(cache), key_cache_bytes_for(quantizer_of(codec, &source.shape), 33));
     assert_int_equal(key_cache_reserve(cache, 17), 0); /* there already */
     counted.allowed = counted.n_calls;
     for (uint32_t round = 0; round < 2; round++) { /* the second after clearing: rebuilt to the same bytes */
@@ -178,7 +189,7 @@ static void test_reserve_and_clear(void **unused)
         assert_int_equal(key_cache_n_blocks(cache), 48);
         key_cache_clear(cache);
         assert_int_equal(key_cache_n_blocks(cache), 0);
-        assert_int_equal(key_cache_bytes(cache), key_cache_bytes_for(codec, &source.shape, 48));
+        assert_int_equal(key_cache_bytes(cache), key_cache_bytes_for(quantizer_of(codec, &source.shape), 48));
     }
     key_cache_free(cache);
     assert_int_equal(counted.n_bytes, 0);
@@ -194,7 +205,7 @@ static void test_no_memory(void **unused)
         struct counted counted = {.allowed = allowed};
         const struct key_cache_memory memory = {count_alloc, count_free, &counted};
         struct key_cache *cache = NULL;
-        assert_int_equal(key_cache_new(codec, &source.shape, &memory, &cache), 0);
+        assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
         assert_int_equal(key_cache_reserve(cache, 80), -ENOMEM);
         assert_int_equal(counted.n_bytes, 0);
         assert_int_equal(key_cache_bytes(cache), 0);
@@ -221,15 +232,15 @@ static void test_no_codec_only_counts(void **unused)
     (void)unused;
     struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
     struct key_cache *cache = NULL;
-    assert_int_equal(key_cache_new(NULL, &source.shape, NULL, &cache), 0);
+    assert_int_equal(key_cache_new(NULL, &source.shape, NULL, NULL, &cache), 0);
     assert_int_equal(key_cache_reserve(cache, 1000), 0);
     for (uint32_t n = 0; n < MOST; n++)
         assert_int_equal(add(cache, &source), 0);
     assert_int_equal(source.n_calls, 0);
     assert_int_equal(key_cache_n_blocks(cache), MOST);
     assert_int_equal(key_cache_bytes(cache), 0);
-    assert_int_equal(key_cache_bytes_for(NULL, &source.shape, MOST), 0);
-    assert_int_equal(key_cache_bytes_per_token(NULL, &source.shape), 0);
+    assert_int_equal(key_cache_bytes_for(NULL, MOST), 0);
+    assert_int_equal((uint64_t)key_cache_bytes_per_token(NULL, NULL), 0);
     key_cache_clear(cache);
     assert_int_equal(key_cache_n_blocks(cache), 0);
     key_cache_free(cache);
@@ -239,16 +250,70 @@ static void test_sizes(void **unused)
 {
     (void)unused;
     const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT2);
-    const struct row_shape shape = {.n_layers = 30, .n_kv_heads = 3, .head_dim = 64, .codec = ROW_CODEC_F16};
-    assert_int_equal(key_cache_bytes_per_token(codec, &shape), (90 * (1152 + 4) + 63) / 64);
-    assert_int_equal(key_cache_bytes_for(codec, &shape, 16), 16 * 90 * (1152 + 4));
-    assert_int_equal(key_cache_bytes_for(codec, &shape, 17), 32 * 90 * (1152 + 4));
+    const struct key_quantizer *quantizer = fixture_quantizer(codec, 20, 3, 64);
+    bool absent[60] = {[7] = true, [59] = true};
+    assert_float_equal(key_cache_bytes_per_token(quantizer, NULL), 60 * (1152 + 4) / 64.0, 1e-9);
+    assert_float_equal(key_cache_bytes_per_token(quantizer, absent), 58 * (1152 + 4) / 64.0, 1e-9);
+    assert_int_equal(key_cache_bytes_for(quantizer, 16), 16 * 60 * (1152 + 4));
+    assert_int_equal(key_cache_bytes_for(quantizer, 17), 32 * 60 * (1152 + 4));
     const struct row_shape too_wide = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 258, .codec = ROW_CODEC_F16};
     const struct key_cache_memory memory = {count_alloc, count_free, NULL};
     struct key_cache *cache = NULL;
-    assert_int_equal(key_cache_new(codec, &too_wide, &memory, &cache), -EINVAL);
+    assert_int_equal(key_cache_new(quantizer_of(codec, &too_wide), &too_wide, NULL, &memory, &cache), -EINVAL);
     assert_null(cache);
     assert_null(key_cache_free(NULL));
+}
+
+/* Heads without keys take no memory; what the others have is what it would be with all of them. */
+static void test_absent_heads(void **unused)
+{
+    (void)unused;
+    static const bool absent[N_LAYERS * N_KV_HEADS] = {[0] = true, [3] = true, [5] = true};
+    const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT3);
+    struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
+    struct counted counted = {.allowed = SIZE_MAX};
+    const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+    const struct key_quantizer *quantizer = quantizer_of(codec, &source.shape);
+    struct key_cache *cache = NULL;
+    assert_int_equal(key_cache_new(quantizer, &source.shape, absent, &memory, &cache), 0);
+    assert_ptr_equal(key_cache_quantizer(cache), quantizer);
+    for (uint32_t n = 0; n < 20; n++)
+        assert_int_equal(add(cache, &source), 0);
+    assert_int_equal(source.n_calls, 20 * 3); /* rows of the others are not asked for */
+    const size_t all = key_cache_bytes_for(quantizer, 20), tile = codec->tile_bytes(fixture_head(64));
+    assert_int_equal(key_cache_bytes(cache), all - 2 * KEY_CACHE_CHUNK_BLOCKS * 3 * tile);
+    assert_int_equal(counted.n_bytes, key_cache_bytes(cache));
+    for (uint32_t pool = 0; pool < N_LAYERS * N_KV_HEADS; pool++) {
+        const uint32_t layer = pool / N_KV_HEADS, head = pool % N_KV_HEADS;
+        assert_int_equal(key_cache_has(cache, layer, head), !absent[pool]);
+        for (uint32_t block = 0; !absent[pool] && block < 20; block += 7)
+            check_tile(cache, codec, &source, layer, head, block);
+    }
+    key_cache_free(cache);
+    assert_int_equal(counted.n_bytes, 0);
+}
+
+/* Layer after layer, from the last to the first, gives what block after block does. */
+static void test_put(void **unused)
+{
+    (void)unused;
+    const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT2);
+    struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
+    struct counted counted = {.allowed = 2};
+    const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+    struct key_cache *cache = NULL;
+    assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
+    assert_int_equal(key_cache_extend(cache, 20), 0);
+    assert_int_equal(key_cache_extend(cache, 33), -ENOMEM);
+    assert_int_equal(key_cache_extend(cache, 5), 0);
+    assert_int_equal(key_cache_n_blocks(cache), 20);
+    for (uint32_t layer = N_LAYERS; layer-- > 0;)
+        for (uint32_t head = 0; head < N_KV_HEADS; head++)
+            for (source.block = 20; source.block-- > 0;)
+                key_cache_put(cache, kernels, layer, head, source.block, source_rows(&source, layer, head));
+    for (uint32_t block = 0; block < 20; block++)
+        check_block(cache, codec, &source, block);
+    key_cache_free(cache);
 }
 
 int main(void)
@@ -258,6 +323,7 @@ int main(void)
         cmocka_unit_test(test_blocks_come_back),     cmocka_unit_test(test_runs),
         cmocka_unit_test(test_reserve_and_clear),    cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_no_codec_only_counts), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_absent_heads),         cmocka_unit_test(test_put),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static const struct kernels *plain(void)
 static float quantize(uint32_t bits, uint32_t head_dim)
 {
     float side = NAN;
-    fixture_rot(bits)->quantize(plain(), keys, head_dim, tile, &side);
+    fixture_rot(bits)->quantize(plain(), fixture_head(head_dim), keys, tile, &side);
     return side;
 }
 
@@ -60,13 +60,13 @@ static void test_find(void **unused)
 static void test_sizes(void **unused)
 {
     (void)unused;
-    assert_int_equal(fixture_rot(2)->tile_bytes(64), 1024 + 64 + 64);
-    assert_int_equal(fixture_rot(3)->tile_bytes(64), 1536 + 64 + 64);
-    assert_int_equal(fixture_rot(4)->tile_bytes(64), 2048 + 64 + 64);
-    assert_int_equal(fixture_rot(2)->tile_bytes(80), 5 * 256 + 64 + 128);
+    assert_int_equal(fixture_rot(2)->tile_bytes(fixture_head(64)), 1024 + 64 + 64);
+    assert_int_equal(fixture_rot(3)->tile_bytes(fixture_head(64)), 1536 + 64 + 64);
+    assert_int_equal(fixture_rot(4)->tile_bytes(fixture_head(64)), 2048 + 64 + 64);
+    assert_int_equal(fixture_rot(2)->tile_bytes(fixture_head(80)), 5 * 256 + 64 + 128);
     for (const uint32_t *d = fixture_head_dims; *d; d++)
         for (uint32_t bits = 2; bits <= 4; bits++)
-            assert_int_equal(fixture_rot(bits)->tile_bytes(*d) % 64, 0);
+            assert_int_equal(fixture_rot(bits)->tile_bytes(fixture_head(*d)) % 64, 0);
     /* the default's share of f16 K and V */
     assert_true(fabs((1152 + 4) / (64 * 64 * 2 * 2.0) - 0.0706) < 0.0001);
 }
@@ -163,9 +163,9 @@ static void test_scores_are_products_with_decoded_keys(void **unused)
             fixture_decode(bits, n, tile, side, decoded);
             fixture_rotation(n, matrix);
             fixture_normals(q, 4 * n, 3.0);
-            void *query = aligned_alloc(64, (codec->query_bytes(n, 4) + 63) / 64 * 64);
-            codec->prepare(plain(), q, 4, n, scale, query);
-            codec->score(plain(), query, 4, n, tile, &side, 1, scores, 64);
+            void *query = aligned_alloc(64, (codec->query_bytes(fixture_head(n), 4) + 63) / 64 * 64);
+            codec->prepare(plain(), fixture_head(n), q, 4, scale, query);
+            codec->score(plain(), fixture_head(n), query, 4, tile, &side, 1, scores, 64);
             free(query);
             for (uint32_t k = 0; k < 4; k++) {
                 double rotated[KERNELS_MAX_HEAD_DIM], largest = 0;
@@ -301,9 +301,9 @@ static double furthest_score(uint32_t bits, uint32_t n, float side, double value
     const struct key_codec *codec = fixture_rot(bits);
     for (uint32_t i = 0; i < n; i++)
         q[i] = 1;
-    assert_true(codec->query_bytes(n, 1) <= sizeof query);
-    codec->prepare(plain(), q, 1, n, 1.0f, query);
-    codec->score(plain(), query, 1, n, tile, &side, 1, scores, 64);
+    assert_true(codec->query_bytes(fixture_head(n), 1) <= sizeof query);
+    codec->prepare(plain(), fixture_head(n), q, 1, 1.0f, query);
+    codec->score(plain(), fixture_head(n), query, 1, tile, &side, 1, scores, 64);
     double furthest = 0;
     for (uint32_t j = 0; j < 64; j++) {
         assert_true(isfinite(scores[j]));
@@ -362,7 +362,7 @@ static void test_broken_keys(void **unused)
             for (uint32_t i = 0; i < 64 * n; i++)
                 keys[i] = isnan(keys[i]) ? 0 : isinf(keys[i]) ? copysignf(65504, keys[i]) : round == 2 ? 0 : keys[i];
             other_side = quantize(bits, n);
-            assert_memory_equal(tile, other, fixture_rot(bits)->tile_bytes(n));
+            assert_memory_equal(tile, other, fixture_rot(bits)->tile_bytes(fixture_head(n)));
             assert_memory_equal(&side, &other_side, sizeof side);
         }
 }
@@ -381,8 +381,8 @@ static void test_broken_queries(void **unused)
             fixture_normals(q, 64, 1.0);
             for (uint32_t i = 0; i < 64; i += w % 2 ? 1 : 7)
                 q[i] = wrong[w];
-            fixture_rot(bits)->prepare(plain(), q, 1, 64, 0.125f, query);
-            fixture_rot(bits)->score(plain(), query, 1, 64, tile, &side, 1, scores, 64);
+            fixture_rot(bits)->prepare(plain(), fixture_head(64), q, 1, 0.125f, query);
+            fixture_rot(bits)->score(plain(), fixture_head(64), query, 1, tile, &side, 1, scores, 64);
             for (uint32_t j = 0; j < 64; j++)
                 assert_true(isfinite(scores[j]));
         }
@@ -398,21 +398,21 @@ static void test_f16(void **unused)
         static float q[3 * KERNELS_MAX_HEAD_DIM], scores[3 * 64], alone[64];
         static _Alignas(64) uint8_t query[3 * KERNELS_MAX_HEAD_DIM * 4 + 256];
         float side = NAN;
-        assert_int_equal(codec->tile_bytes(n), 64 * n * 2);
+        assert_int_equal(codec->tile_bytes(fixture_head(n)), 64 * n * 2);
         fixture_seed(n);
         fixture_normals(keys, 64 * n, 1.0);
         fixture_normals(q, 3 * n, 1.0);
         keys[1] = NAN;
-        codec->quantize(plain(), keys, n, tile, &side);
+        codec->quantize(plain(), fixture_head(n), keys, tile, &side);
         keys[1] = 0;
         plain()->f16_encode(keys, 64 * n, (uint16_t *)(void *)other);
         assert_memory_equal(tile, other, 64 * n * 2);
-        assert_true(codec->query_bytes(n, 3) <= sizeof query);
-        codec->prepare(plain(), q, 3, n, 0.125f, query);
-        codec->score(plain(), query, 3, n, tile, &side, 1, scores, 64);
+        assert_true(codec->query_bytes(fixture_head(n), 3) <= sizeof query);
+        codec->prepare(plain(), fixture_head(n), q, 3, 0.125f, query);
+        codec->score(plain(), fixture_head(n), query, 3, tile, &side, 1, scores, 64);
         for (uint32_t k = 0; k < 3; k++) {
-            codec->prepare(plain(), q + k * n, 1, n, 0.125f, query);
-            codec->score(plain(), query, 1, n, tile, &side, 1, alone, 64);
+            codec->prepare(plain(), fixture_head(n), q + k * n, 1, 0.125f, query);
+            codec->score(plain(), fixture_head(n), query, 1, tile, &side, 1, alone, 64);
             assert_memory_equal(alone, scores + k * 64, sizeof alone);
             for (uint32_t j = 0; j < 64; j++) {
                 double exact = 0, size = 0;

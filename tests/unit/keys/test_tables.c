@@ -35,9 +35,9 @@ static void set_up(uint32_t bits, uint32_t head_dim, double size)
 {
     const struct key_codec *codec = fixture_rot(bits);
     fixture_seed(bits * 1000 + head_dim);
-    tile_bytes = codec->tile_bytes(head_dim);
+    tile_bytes = codec->tile_bytes(fixture_head(head_dim));
     tiles = exactly(N_TILES * tile_bytes);
-    query = exactly(codec->query_bytes(head_dim, MAX_QUERIES));
+    query = exactly(codec->query_bytes(fixture_head(head_dim), MAX_QUERIES));
     for (uint32_t t = 0; t < N_TILES; t++) {
         fixture_normals(keys, 64 * head_dim, size);
         for (uint32_t j = 0; j < 64; j++)
@@ -45,14 +45,15 @@ static void set_up(uint32_t bits, uint32_t head_dim, double size)
         for (uint32_t i = 0; i < head_dim && t == 1;
              i++) /* a scale of 0 among others: key 5 is the decoded mean, nearly */
             keys[5 * head_dim + i] = 0;
-        codec->quantize(kernels_get(KERNELS_ISA_PLAIN), keys, head_dim, tiles + t * tile_bytes, &sides[t]);
+        codec->quantize(kernels_get(KERNELS_ISA_PLAIN), fixture_head(head_dim), keys, tiles + t * tile_bytes,
+                        &sides[t]);
         if (t == 1)
             tiles[t * tile_bytes + rot_scales_offset(bits, rot_groups(head_dim)) + 5] = 0;
     }
     fixture_normals(q, MAX_QUERIES * head_dim, 2.0);
     for (uint32_t i = 0; i < head_dim; i++) /* one that uses the whole range of its integers */
         q[head_dim + i] = i % 2 ? 1.0f : -1.0f;
-    codec->prepare(kernels_get(KERNELS_ISA_PLAIN), q, MAX_QUERIES, head_dim, 0.125f, query);
+    codec->prepare(kernels_get(KERNELS_ISA_PLAIN), fixture_head(head_dim), q, MAX_QUERIES, 0.125f, query);
 }
 
 static void tear_down(void)
@@ -114,12 +115,13 @@ static void test_alone_and_together(void **unused)
             for (uint32_t bits = 2; bits <= 4; bits++) {
                 const struct key_codec *codec = fixture_rot(bits);
                 set_up(bits, *d, 1.0);
-                codec->score(kernels, query, MAX_QUERIES, *d, tiles, sides, N_TILES, expected, STRIDE);
-                uint8_t *one = exactly(codec->query_bytes(*d, 1));
+                codec->score(kernels, fixture_head(*d), query, MAX_QUERIES, tiles, sides, N_TILES, expected, STRIDE);
+                uint8_t *one = exactly(codec->query_bytes(fixture_head(*d), 1));
                 for (uint32_t n = 0; n < MAX_QUERIES; n++) {
-                    codec->prepare(kernels, q + n * *d, 1, *d, 0.125f, one);
+                    codec->prepare(kernels, fixture_head(*d), q + n * *d, 1, 0.125f, one);
                     for (uint32_t t = 0; t < N_TILES; t++) {
-                        codec->score(kernels, one, 1, *d, tiles + t * tile_bytes, sides + t, 1, scores, 64);
+                        codec->score(kernels, fixture_head(*d), one, 1, tiles + t * tile_bytes, sides + t, 1, scores,
+                                     64);
                         assert_memory_equal(scores, expected + n * STRIDE + t * 64, 64 * sizeof(float));
                     }
                 }
@@ -144,15 +146,15 @@ static void test_bytes_are_the_same_everywhere(void **unused)
                 const uint32_t n = 64;
                 fixture_seed(s);
                 fixture_normals(keys, 64 * n, sizes[s]);
-                codec->quantize(kernels_get(KERNELS_ISA_PLAIN), keys, n, first, &first_side);
-                codec->quantize(kernels_get(KERNELS_ISA_AUTO), keys, n, again, &side);
-                assert_memory_equal(first, again, codec->tile_bytes(n));
+                codec->quantize(kernels_get(KERNELS_ISA_PLAIN), fixture_head(n), keys, first, &first_side);
+                codec->quantize(kernels_get(KERNELS_ISA_AUTO), fixture_head(n), keys, again, &side);
+                assert_memory_equal(first, again, codec->tile_bytes(fixture_head(n)));
                 assert_memory_equal(&first_side, &side, sizeof side);
-                assert_true(codec->tile_bytes(n) + sizeof side <= sizeof kept[bits][s]);
-                memcpy(first + codec->tile_bytes(n), &side, sizeof side);
+                assert_true(codec->tile_bytes(fixture_head(n)) + sizeof side <= sizeof kept[bits][s]);
+                memcpy(first + codec->tile_bytes(fixture_head(n)), &side, sizeof side);
                 if (!flushed)
-                    memcpy(kept[bits][s], first, codec->tile_bytes(n) + sizeof side);
-                assert_memory_equal(kept[bits][s], first, codec->tile_bytes(n) + sizeof side);
+                    memcpy(kept[bits][s], first, codec->tile_bytes(fixture_head(n)) + sizeof side);
+                assert_memory_equal(kept[bits][s], first, codec->tile_bytes(fixture_head(n)) + sizeof side);
             }
         kernels_thread_setup();
     }

@@ -33,47 +33,59 @@ double fixture_normal(uint64_t *state)
 static const struct fixture *source; /* of the tiles that are made now; NULL: rubbish */
 static uint32_t source_block;
 
-static size_t scores_tile_bytes(uint32_t head_dim)
+static size_t scores_tile_bytes(const struct key_head *head)
 {
-    return head_dim * 64 * sizeof(float);
+    return head->head_dim * 64 * sizeof(float);
 }
 
-static void scores_quantize(const struct kernels *kernels, const float *keys, uint32_t head_dim, void *tile,
+static void scores_quantize(const struct kernels *kernels, const struct key_head *head, const float *keys, void *tile,
                             float *ret_side)
 {
     (void)kernels, (void)keys;
-    memset(tile, 0x7e, scores_tile_bytes(head_dim)); /* 8e37: what must not be looked at would win */
-    for (uint32_t head = 0; source != NULL && head < source->group; head++)
-        memcpy((float *)tile + head * 64, source->scores + ((size_t)head * source->n_blocks + source_block) * 64,
+    memset(tile, 0x7e, scores_tile_bytes(head)); /* 8e37: what must not be looked at would win */
+    for (uint32_t i = 0; source != NULL && i < source->group; i++)
+        memcpy((float *)tile + i * 64, source->scores + ((size_t)i * source->n_blocks + source_block) * 64,
                64 * sizeof(float));
     *ret_side = source != NULL ? 2.0f : 0.0f;
 }
 
-static size_t scores_query_bytes(uint32_t head_dim, uint32_t n_queries)
+static size_t scores_query_bytes(const struct key_head *head, uint32_t n_queries)
 {
-    return (size_t)head_dim * n_queries * sizeof(float);
+    return (size_t)head->head_dim * n_queries * sizeof(float);
 }
 
-static void scores_prepare(const struct kernels *kernels, const float *q, uint32_t n_queries, uint32_t head_dim,
-                           float scale, void *query)
+static void scores_prepare(const struct kernels *kernels, const struct key_head *head, const float *q,
+                           uint32_t n_queries, float scale, void *query)
 {
     (void)kernels;
-    for (uint32_t i = 0; i < n_queries * head_dim; i++)
+    for (uint32_t i = 0; i < n_queries * head->head_dim; i++)
         ((float *)query)[i] = q[i] * scale;
 }
 
-static void scores_score(const struct kernels *kernels, const void *query, uint32_t n_queries, uint32_t head_dim,
-                         const void *tiles, const float *sides, uint32_t n_tiles, float *scores, size_t stride)
+static void scores_score(const struct kernels *kernels, const struct key_head *head, const void *query,
+                         uint32_t n_queries, const void *tiles, const float *sides, uint32_t n_tiles, float *scores,
+                         size_t stride)
 {
+    const size_t d = head->head_dim;
     (void)kernels;
-    for (uint32_t head = 0; head < n_queries; head++)
+    for (uint32_t i = 0; i < n_queries; i++)
         for (uint32_t j = 0; j < n_tiles * 64; j++) /* the query's number times the side's is 1 */
-            scores[head * stride + j] = ((const float *)tiles)[((size_t)(j / 64) * head_dim + head) * 64 + j % 64] *
-                                        (((const float *)query)[head * head_dim] * sides[j / 64]);
+            scores[i * stride + j] = ((const float *)tiles)[((size_t)(j / 64) * d + i) * 64 + j % 64] *
+                                     (((const float *)query)[i * d] * sides[j / 64]);
 }
 
 static const struct key_codec scores_codec = {"scores",           scores_tile_bytes, scores_quantize,
                                               scores_query_bytes, scores_prepare,    scores_score};
+
+const struct key_quantizer *fixture_quantizer(void)
+{
+    static struct key_head heads[N_LAYERS * N_HEADS];
+    static const struct key_quantizer quantizer = {
+        .codec = &scores_codec, .n_layers = N_LAYERS, .n_kv_heads = N_HEADS, .heads = heads};
+    for (uint32_t i = 0; i < N_LAYERS * N_HEADS; i++)
+        heads[i].head_dim = FIXTURE_HEAD_DIM;
+    return &quantizer;
+}
 
 static const void *rows_of(void *context, uint32_t layer, uint32_t kv_head)
 {
@@ -100,7 +112,7 @@ static void fill_cache(struct fixture *fixture)
         .n_layers = N_LAYERS, .n_kv_heads = N_HEADS, .head_dim = FIXTURE_HEAD_DIM, .codec = ROW_CODEC_F16};
     const struct key_cache_memory memory = {cache_alloc, cache_free, NULL};
     fixture->keys = key_cache_free(fixture->keys);
-    assert_int_equal(key_cache_new(&scores_codec, &shape, &memory, &fixture->keys), 0);
+    assert_int_equal(key_cache_new(fixture_quantizer(), &shape, NULL, &memory, &fixture->keys), 0);
     /* One block more than there are old ones: a session's cache may hold it already. */
     for (uint32_t block = 0; block <= fixture->n_blocks; block++) {
         source_block = block < fixture->n_blocks ? block : 0;
@@ -157,7 +169,7 @@ void fixture_init(struct fixture *fixture, enum fixture_scores kind, uint32_t gr
     fixture->masses = memory_of(group * n_blocks * sizeof(float));
     fixture->references = memory_of(group * sizeof(float));
     fixture->weights = memory_of(group * n * sizeof(float));
-    fixture->scratch = aligned_alloc(64, selection_scratch_bytes(group, FIXTURE_HEAD_DIM, n_blocks));
+    fixture->scratch = aligned_alloc(64, selection_scratch_bytes(fixture_quantizer(), group, n_blocks));
     assert_non_null(fixture->scratch);
     for (uint32_t i = 0; i < group * FIXTURE_HEAD_DIM; i++)
         fixture->q[i] = 2.0f;
@@ -221,7 +233,7 @@ void fixture_run(struct fixture *fixture, const struct kernels *kernels, enum po
     memset(fixture->weights, 0x5a, fixture->group * n * sizeof(float));
     fixture->policy = (struct policy){
         .terms = {.selector = selector, .parameter = parameter, .tail = tail, .weights = true},
-        .codec = selector == POLICY_SELECTOR_FULL ? NULL : &scores_codec,
+        .quantizer = selector == POLICY_SELECTOR_FULL ? NULL : fixture_quantizer(),
         .mode = AGGREGATE_WEIGHTS,
     };
     fixture->item = (struct selection_item){

@@ -43,6 +43,8 @@ struct fixture {
     struct selection_item item;
 };
 
+/* Of the codec above; one for all. */
+const struct key_quantizer *fixture_quantizer(void);
 /* Scores of a kind; the same for the same arguments. */
 void fixture_init(struct fixture *fixture, enum fixture_scores kind, uint32_t group, uint32_t n_blocks, uint32_t seed);
 /* After a test changed scores: partials and key cache of the exact set and old tokens. */

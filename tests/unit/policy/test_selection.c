@@ -211,13 +211,14 @@ static void the_same_alone_and_among_others(void **state)
     enum { N_ITEMS = 12 };
     static struct results alone[N_ITEMS], among;
     struct fixture fixtures[N_ITEMS];
-    void *own[N_ITEMS], *shared = malloc(selection_scratch_bytes(8, FIXTURE_HEAD_DIM, 40) + 64);
+    void *own[N_ITEMS], *shared = malloc(selection_scratch_bytes(fixture_quantizer(), 8, 40) + 64);
     assert_non_null(shared);
     void *aligned = (void *)(((uintptr_t)shared + 63) & ~(uintptr_t)63);
     for (const struct kernels *const *table = fixture_tables(); *table != NULL; table++) {
         for (uint32_t i = 0; i < N_ITEMS; i++) {
             fixture_init(&fixtures[i], (enum fixture_scores)(i % SCORES_N), i % 3 == 0 ? 8 : i % 3, 1 + i * 3, i);
-            memset(fixtures[i].scratch, 0xff, selection_scratch_bytes(fixtures[i].group, FIXTURE_HEAD_DIM, 1 + i * 3));
+            memset(fixtures[i].scratch, 0xff,
+                   selection_scratch_bytes(fixture_quantizer(), fixtures[i].group, 1 + i * 3));
             fixture_run(&fixtures[i], *table, policies[i % N_POLICIES].selector, policies[i % N_POLICIES].parameter,
                         true);
             take_results(&fixtures[i], &alone[i]);
