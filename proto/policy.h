@@ -8,14 +8,15 @@
  *
  * CODEC       how old keys are kept on the device: f16; rot4, rot3, rot2; pair3, pair2, pair1 (need the model's statistics);
  *             pqD/C, product quantization with sub-spaces of D = 2, 4 or 8 dimensions and C = 256 .. 4096 centroids, a power
- *             of two (needs a codebook)
+ *             of two (needs a codebook); pqD alone is pqD/4096
  * SELECTOR    deviation (at most this much absolute deviation of weights from their block's mean stays unread, 0 .. 2) or
  *             mass (the smallest set of tokens with this much of the attention mass, 0 .. 1)
  * weights     sum with the approximate weights instead of exact re-scoring
  * notail      drop what is not selected instead of estimating it by block means
  * fastgen     FastGen residency: a head whose cheapest fixed set of tokens holds this much of its attention mass (0 .. 1, above
- *             0) keeps no keys on the device and reads that set
+ *             0) keeps no keys on the device and reads that set; behind a preset: instead of what the preset says
  *
+ * A name is shorter than LAYOUT_POLICY_BYTES. Numbers are digits with or without a point, 12 characters at most.
  * Pure functions. Threads: any.
  */
 #pragma once
