@@ -58,6 +58,31 @@ static void environment_name(const char *name, char *ret_text, size_t size)
         *c = *c == '-' ? '_' : *c >= 'a' && *c <= 'z' ? (char)(*c - 'a' + 'A') : *c;
 }
 
+static void forget_all(struct option_value *value)
+{
+    for (size_t i = 0; i < value->n_all; i++)
+        free(value->all[i]);
+    free(value->all);
+    value->all = NULL;
+    value->n_all = 0;
+}
+
+/* One more of an option that repeats; a source that outranks the one before begins anew. -ENOMEM. */
+static int keep(struct option_value *value, const char *text, enum option_source source)
+{
+    if (value->source != source)
+        forget_all(value);
+    char **all = realloc(value->all, (value->n_all + 1) * sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    value->all = all;
+    all[value->n_all] = strdup(text);
+    if (!all[value->n_all])
+        return -ENOMEM;
+    value->n_all++;
+    return 0;
+}
+
 /* Gives option i a value from a source; `shown` is how that source names the option in an error. */
 static int set(struct options *options, size_t i, const char *text, enum option_source source, const char *shown,
                char error[OPTIONS_ERROR_SIZE])
@@ -66,6 +91,13 @@ static int set(struct options *options, size_t i, const char *text, enum option_
     char why[OPTIONS_ERROR_SIZE / 2];
     if (options_value_read(&options->table->specs[i], text, &value, why, sizeof(why)) < 0)
         return fail(error, "%.100s: '%.80s' is not valid: %s", shown, text, why);
+    if (options->table->specs[i].repeats) {
+        int result = keep(&options->values[i], text, source);
+        if (result < 0)
+            return result;
+    }
+    value.all = options->values[i].all;
+    value.n_all = options->values[i].n_all;
     value.text = strdup(text);
     if (!value.text)
         return -ENOMEM;
@@ -114,7 +146,7 @@ static int read_config_line(struct options *options, const char *path, unsigned 
             return 0;
         return fail(error, "%.200s:%u: unknown option '%.80s'", path, number, name);
     }
-    if (options->values[i].source == OPTION_FROM_CONFIG)
+    if (options->values[i].source == OPTION_FROM_CONFIG && !options->table->specs[i].repeats)
         return fail(error, "%.200s:%u: '%.80s' was given before", path, number, name);
     char shown[300];
     snprintf(shown, sizeof(shown), "%.80s:%u: %.80s", path, number, name);
@@ -382,8 +414,10 @@ struct options *options_free(struct options *options)
 {
     if (!options)
         return NULL;
-    for (size_t i = 0; options->values && i < options->table->n_specs; i++)
+    for (size_t i = 0; options->values && i < options->table->n_specs; i++) {
         free(options->values[i].text);
+        forget_all(&options->values[i]);
+    }
     for (size_t i = 0; i < options->n_positional; i++)
         free(options->positional[i]);
     free(options->values);

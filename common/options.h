@@ -53,6 +53,8 @@ struct option_spec {
     const char *metavar; /* "FILE"; NULL: chosen by kind */
     const char *const *choices; /* OPTION_CHOICE: allowed values, closed by NULL */
     double minimum, maximum;    /* numbers only, inclusive; both 0: whatever the type holds */
+    bool
+        repeats; /* OPTION_STRING: may be given several times (options_string_at()); the source that counts gives all */
 };
 
 struct options_table {
@@ -82,6 +84,8 @@ char *options_help(const struct options_table *table, const struct options *opti
 
 /* Values. A name that is not in the table or is of another kind is our own bug: assert. */
 const char *options_string(const struct options *options, const char *name); /* owned by options */
+size_t options_n_strings(const struct options *options, const char *name);   /* of an option that repeats */
+const char *options_string_at(const struct options *options, const char *name, size_t index); /* in order */
 uint32_t options_u32(const struct options *options, const char *name);
 uint64_t options_u64(const struct options *options, const char *name);
 uint64_t options_bytes(const struct options *options, const char *name);

@@ -8,6 +8,8 @@
 struct option_value {
     char *text; /* as written; NULL: no value */
     enum option_source source;
+    char **all; /* [n_all] of an option that repeats; the last one is `text` again */
+    size_t n_all;
     uint64_t number; /* u32, u64, bytes, flag, duration in ms, index of the choice */
     double real;
 };

@@ -217,6 +217,18 @@ const char *options_string(const struct options *options, const char *name)
     return value_of(options, name, OPTION_STRING)->text;
 }
 
+size_t options_n_strings(const struct options *options, const char *name)
+{
+    return value_of(options, name, OPTION_STRING)->n_all;
+}
+
+const char *options_string_at(const struct options *options, const char *name, size_t index)
+{
+    const struct option_value *value = value_of(options, name, OPTION_STRING);
+    assert(index < value->n_all);
+    return value->all[index];
+}
+
 uint32_t options_u32(const struct options *options, const char *name)
 {
     return (uint32_t)value_of(options, name, OPTION_U32)->number;

@@ -23,6 +23,7 @@ static const struct option_spec specs[] = {
     {.name = "strict", .kind = OPTION_FLAG, .default_text = "yes"},
     {.name = "timeout", .kind = OPTION_DURATION, .default_text = "2s"},
     {.name = "policy", .kind = OPTION_CHOICE, .default_text = "mass", .choices = policies},
+    {.name = "text", .kind = OPTION_STRING, .repeats = true},
 };
 
 static struct options_table table = {
@@ -276,6 +277,29 @@ static void the_order_is_line_environment_file_default(void **state)
     unsetenv("HCATTN_CONFIG");
 }
 
+static void what_repeats_is_kept_in_order(void **state)
+{
+    const char *path = write_config(state, "text = one\ntext = two\n");
+    char line[300];
+    struct options *options = parsed("");
+    assert_int_equal(options_n_strings(options, "text"), 0);
+    options_free(options);
+    snprintf(line, sizeof(line), "--config|%s", path);
+    options = parsed(line);
+    assert_int_equal(options_n_strings(options, "text"), 2);
+    assert_string_equal(options_string_at(options, "text", 0), "one");
+    assert_string_equal(options_string_at(options, "text", 1), "two");
+    assert_string_equal(options_string(options, "text"), "two");
+    options_free(options);
+    snprintf(line, sizeof(line), "--config|%s|--text|three|--text=|--text|five", path);
+    options = parsed(line); /* the command line outranks the file */
+    assert_int_equal(options_n_strings(options, "text"), 3);
+    assert_string_equal(options_string_at(options, "text", 0), "three");
+    assert_string_equal(options_string_at(options, "text", 1), "");
+    assert_string_equal(options_string_at(options, "text", 2), "five");
+    options_free(options);
+}
+
 static void a_bad_file_is_refused_with_its_line(void **state)
 {
     static const char *const files[][2] = {
@@ -414,6 +438,7 @@ int main(void)
         cmocka_unit_test(bad_values_are_refused_in_one_line),
         cmocka_unit_test(a_bad_command_line_is_refused_in_one_line),
         WITH_FOLDER(the_order_is_line_environment_file_default),
+        WITH_FOLDER(what_repeats_is_kept_in_order),
         WITH_FOLDER(a_bad_file_is_refused_with_its_line),
         WITH_FOLDER(one_file_and_environment_serve_all_programs),
         cmocka_unit_test(help_is_made_from_the_table),
