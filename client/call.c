@@ -292,6 +292,8 @@ static int take_reply(struct wait *wait, Hcattn__Reply *reply)
     if (wait->cancelling)
         return message_is_last(reply) ? wait->cancel_result : 1;
     wait->answered = true;
+    if (wait->call->extends && wait->call->timeout_ms)
+        wait->deadline_us = clock_deadline_us((uint64_t)wait->call->timeout_ms * 1000);
     switch (wait->call->on_reply(wait->call->context, reply)) {
     case CALL_GOES_ON:
         return 1;
@@ -374,7 +376,8 @@ static int check_times(struct wait *wait)
     if (now >= wait->deadline_us) {
         if (!wait->heard)
             return no_coordinator(wait);
-        call_fail(wait->error, HCATTN_UNAVAILABLE, "no answer within %u ms", wait->call->timeout_ms);
+        call_fail(wait->error, HCATTN_UNAVAILABLE, "no %s within %u ms",
+                  wait->call->extends && wait->answered ? "progress" : "answer", wait->call->timeout_ms);
         begin_cancel(wait, -ETIMEDOUT);
         return check_times(wait);
     }

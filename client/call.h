@@ -53,6 +53,7 @@ struct call {
     bool (*on_stats)(void *context, const Hcattn__StatsReply *stats);
     void *context;
     uint32_t timeout_ms; /* 0: none */
+    bool extends;        /* every reply to the request begins timeout_ms anew */
 };
 
 int call_run(struct hcattn *client, struct call *call, struct hcattn_error *ret_error);

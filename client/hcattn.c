@@ -27,6 +27,12 @@ const char *hcattn_code_name(enum hcattn_code code)
     return (size_t)code < sizeof(code_names) / sizeof(code_names[0]) ? code_names[code] : "INTERNAL";
 }
 
+const char *hcattn_head_class_name(enum hcattn_head_class head_class)
+{
+    static const char *const names[] = {"full", "special", "punctuation", "frequent", "local"};
+    return (size_t)head_class < sizeof(names) / sizeof(names[0]) ? names[head_class] : "unknown";
+}
+
 const char *hcattn_finish_name(enum hcattn_finish finish)
 {
     switch (finish) {

@@ -99,13 +99,14 @@ int hcattn_close_session(struct hcattn *client, uint64_t session, uint32_t timeo
                          struct hcattn_error *ret_error);
 
 /* A new session that begins with the tokens of another: whole blocks of 64, which never change, so the source may be
- * running. Policy and exact tokens are the source's. */
+ * running. Exact tokens are the source's. */
 struct hcattn_fork {
     uint64_t session;     /* the source */
     uint64_t new_session; /* 0: a random one */
     uint64_t n_tokens;    /* rounded down to whole blocks; 0: all complete ones */
     bool ephemeral;       /* the new session: as in hcattn_session_config */
     uint32_t idle_timeout_s;
+    const char *policy; /* of the new session; NULL: the source's */
 };
 
 struct hcattn_forked {
@@ -168,12 +169,31 @@ struct hcattn_counts {
     uint64_t step_us;   /* all together */
 };
 
+/* FastGen: which fixed set of tokens is enough for a head. Numbers are those of HeadClass in proto/hcattn.proto. */
+enum hcattn_head_class {
+    HCATTN_HEAD_FULL = 0,        /* keeps quantized keys of all old tokens */
+    HCATTN_HEAD_SPECIAL = 1,     /* special tokens */
+    HCATTN_HEAD_PUNCTUATION = 2, /* and punctuation */
+    HCATTN_HEAD_FREQUENT = 3,    /* and the tokens with the most attention */
+    HCATTN_HEAD_LOCAL = 4,       /* and the last ones */
+};
+const char *hcattn_head_class_name(enum hcattn_head_class head_class); /* "full", "special", ... */
+
+struct hcattn_profile {
+    uint64_t n_tokens;      /* the session held when it was profiled */
+    float recovery;         /* asked for */
+    const uint8_t *classes; /* [n_layers][n_kv_heads], enum hcattn_head_class */
+    const float *kept_mass; /* [n_layers][n_kv_heads]: share of the attention mass that the class keeps */
+};
+
 struct hcattn_description {
     struct hcattn_session_stats stats;
     uint32_t n_layers;
     uint32_t n_kv_heads;
     bool counted; /* a worker holds it: `counts` means something */
     struct hcattn_counts counts;
+    bool profiled; /* FastGen residency, and it was profiled: `profile` means something */
+    struct hcattn_profile profile;
     void *owner;
 };
 

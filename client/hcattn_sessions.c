@@ -89,6 +89,8 @@ int hcattn_fork(struct hcattn *client, const struct hcattn_fork *fork, uint32_t 
     body.n_tokens = fork->n_tokens;
     body.ephemeral = fork->ephemeral;
     body.idle_timeout_s = fork->idle_timeout_s;
+    if (fork->policy)
+        body.policy = (char *)fork->policy;
     struct call call = {.request = HCATTN__REQUEST__INIT, .timeout_ms = timeout_ms};
     call.request.request_case = HCATTN__REQUEST__REQUEST_FORK;
     call.request.fork = &body;
@@ -193,6 +195,28 @@ static int take_counts(const Hcattn__SessionDescribed *from, struct hcattn_count
     return 0;
 }
 
+/* As take_counts(). kept_mass points into the message. */
+static int take_profile(const Hcattn__SessionDescribed *from, struct hcattn_profile *ret_profile)
+{
+    const Hcattn__HeadProfile *profile = from->profile;
+    uint64_t n = (uint64_t)from->n_layers * from->n_kv_heads;
+    if (n == 0 || profile->n_classes != n || profile->n_kept_mass != n)
+        return -EPROTO;
+    for (size_t i = 0; i < n; i++)
+        if ((uint32_t)profile->classes[i] > HCATTN_HEAD_LOCAL)
+            return -EPROTO;
+    uint8_t *classes = malloc(n);
+    if (!classes)
+        return -ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        classes[i] = (uint8_t)profile->classes[i];
+    *ret_profile = (struct hcattn_profile){.n_tokens = profile->n_tokens,
+                                           .recovery = profile->recovery,
+                                           .classes = classes,
+                                           .kept_mass = profile->kept_mass};
+    return 0;
+}
+
 int hcattn_describe_session(struct hcattn *client, uint64_t session, uint32_t timeout_ms,
                             struct hcattn_description *ret_description, struct hcattn_error *ret_error)
 {
@@ -211,7 +235,10 @@ int hcattn_describe_session(struct hcattn *client, uint64_t session, uint32_t ti
     error = from->stats ? 0 : -EPROTO;
     if (!error && from->counts)
         error = take_counts(from, &description.counts);
+    if (!error && from->profile)
+        error = take_profile(from, &description.profile);
     if (error) {
+        hcattn_description_free(&description);
         hcattn__reply__free_unpacked(reply, NULL);
         if (error == -ENOMEM)
             return call_fail(ret_error, HCATTN_NO_MEMORY, "no memory for the session's counts");
@@ -220,6 +247,7 @@ int hcattn_describe_session(struct hcattn *client, uint64_t session, uint32_t ti
     }
     description.stats = message_session_stats(from->stats);
     description.counted = from->counts != NULL;
+    description.profiled = from->profile != NULL;
     description.owner = reply;
     *ret_description = description;
     return 0;
@@ -231,6 +259,7 @@ void hcattn_description_free(struct hcattn_description *description)
         return;
     free((void *)description->counts.kept);
     free((void *)description->counts.reads);
+    free((void *)description->profile.classes);
     hcattn__reply__free_unpacked(description->owner, NULL);
     *description = (struct hcattn_description){.n_layers = 0};
 }

@@ -53,6 +53,8 @@ bool message_is_last(const Hcattn__Reply *reply)
     case HCATTN__REPLY__REPLY_PROGRESS:
     case HCATTN__REPLY__REPLY_GENERATED:
     case HCATTN__REPLY__REPLY_SCORED:
+    case HCATTN__REPLY__REPLY_JOB_PROGRESS:
+    case HCATTN__REPLY__REPLY_JOB_ROW:
     case HCATTN__REPLY__REPLY__NOT_SET:
         return false;
     default:

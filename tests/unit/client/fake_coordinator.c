@@ -40,7 +40,8 @@ void fake_coordinator_bytes(struct fake_coordinator *fake, const void *bytes, si
 static bool is_last(const Hcattn__Reply *reply)
 {
     return reply->reply_case != HCATTN__REPLY__REPLY_ACCEPTED && reply->reply_case != HCATTN__REPLY__REPLY_PROGRESS &&
-           reply->reply_case != HCATTN__REPLY__REPLY_GENERATED && reply->reply_case != HCATTN__REPLY__REPLY_SCORED;
+           reply->reply_case != HCATTN__REPLY__REPLY_GENERATED && reply->reply_case != HCATTN__REPLY__REPLY_SCORED &&
+           reply->reply_case != HCATTN__REPLY__REPLY_JOB_PROGRESS && reply->reply_case != HCATTN__REPLY__REPLY_JOB_ROW;
 }
 
 static void forget(struct fake_coordinator *fake, uint64_t request)
