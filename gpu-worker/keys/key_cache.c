@@ -15,7 +15,6 @@ struct key_cache {
     uint32_t capacity; /* of the array */
     uint8_t **chunks;  /* each: tiles [pool][KEY_CACHE_CHUNK_BLOCKS], then sides in the same order */
     size_t *tiles_at;  /* [n_pools + 1]: where a pool's tiles begin in a chunk; a pool that is absent has none */
-    float *keys;       /* [64][head_dim]: of the tile being made */
 };
 
 /* (layer, KV head) pairs */
@@ -64,8 +63,7 @@ static int divide(struct key_cache *cache, const bool *absent)
 {
     const size_t n = n_pools(cache->quantizer);
     cache->tiles_at = calloc(n + 1, sizeof *cache->tiles_at);
-    cache->keys = malloc((size_t)LAYOUT_BLOCK_TOKENS * cache->shape.head_dim * sizeof *cache->keys);
-    if (!cache->tiles_at || !cache->keys)
+    if (!cache->tiles_at)
         return -ENOMEM;
     for (size_t pool = 0; pool < n; pool++) {
         const size_t n_bytes = absent && absent[pool] ? 0 : tile_bytes(cache->quantizer, pool);
@@ -111,7 +109,6 @@ struct key_cache *key_cache_free(struct key_cache *cache)
     key_cache_release(cache);
     free(cache->chunks);
     free(cache->tiles_at);
-    free(cache->keys);
     free(cache);
     return NULL;
 }
@@ -207,12 +204,11 @@ void key_cache_put(struct key_cache *cache, const struct kernels *kernels, uint3
     if (!key_cache_has(cache, layer, kv_head))
         return;
     assert(block < cache->n_blocks);
+    _Alignas(64) float keys[LAYOUT_BLOCK_TOKENS * KERNELS_MAX_HEAD_DIM]; /* not the cache's: many threads may put */
     float *side;
     uint8_t *tile = tile_of(cache, layer, kv_head, block, &side);
-    kernels->decode_keys(rows, LAYOUT_BLOCK_TOKENS, cache->shape.head_dim, (enum kernels_rows)cache->shape.codec,
-                         cache->keys);
-    cache->quantizer->codec->quantize(kernels, key_quantizer_head(cache->quantizer, layer, kv_head), cache->keys, tile,
-                                      side);
+    kernels->decode_keys(rows, LAYOUT_BLOCK_TOKENS, cache->shape.head_dim, (enum kernels_rows)cache->shape.codec, keys);
+    cache->quantizer->codec->quantize(kernels, key_quantizer_head(cache->quantizer, layer, kv_head), keys, tile, side);
 }
 
 int key_cache_add(struct key_cache *cache, const struct kernels *kernels,

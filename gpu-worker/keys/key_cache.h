@@ -47,7 +47,7 @@ int key_cache_add(struct key_cache *cache, const struct kernels *kernels,
                   const void *(*rows)(void *context, uint32_t layer, uint32_t kv_head), void *context);
 /*
  * The same head by head, for who has the rows of one layer at a time: key_cache_extend() makes n_blocks count, all of which
- * are then put before they are asked for. -ENOMEM.
+ * are then put before they are asked for. -ENOMEM. Threads: different tiles may be put at the same time.
  */
 int key_cache_extend(struct key_cache *cache, uint32_t n_blocks);
 void key_cache_put(struct key_cache *cache, const struct kernels *kernels, uint32_t layer, uint32_t kv_head,
