@@ -65,7 +65,7 @@ static void start_run(struct engine *engine, struct run_request *request)
     char sentence[160] = "out of memory";
     uint64_t work = request->work;
     struct run *run = NULL;
-    int r = run_new(request, engine->tokenizer, &run, sentence, sizeof(sentence));
+    int r = run_new(request, engine->options.quantizers, engine->tokenizer, &run, sentence, sizeof(sentence));
     if (r < 0) {
         struct engine_event *event = engine_new_event(engine, ENGINE_FAILED, NULL);
         if (event != NULL) {
@@ -157,6 +157,24 @@ static int control(void *context)
     return result;
 }
 
+static int copy_profile(const struct fastgen_profile *profile, const struct row_shape *shape,
+                        struct engine_counts *counts)
+{
+    size_t n = (size_t)shape->n_layers * shape->n_kv_heads;
+    counts->classes = calloc(n, sizeof(*counts->classes));
+    counts->kept_mass = calloc(n, sizeof(*counts->kept_mass));
+    if (counts->classes == NULL || counts->kept_mass == NULL)
+        return -ENOMEM;
+    counts->profile_tokens = fastgen_profile_n_tokens(profile);
+    counts->recovery = fastgen_profile_recovery(profile);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t layer = i / shape->n_kv_heads, head = i % shape->n_kv_heads;
+        counts->classes[i] = (uint8_t)fastgen_profile_class(profile, layer, head);
+        counts->kept_mass[i] = fastgen_profile_kept(profile, layer, head);
+    }
+    return 0;
+}
+
 /* What the session's steps have cost so far. */
 static void tell_counts(struct engine *engine, const struct engine_command *command)
 {
@@ -177,6 +195,11 @@ static void tell_counts(struct engine *engine, const struct engine_command *comm
     event->counts = counts;
     uint64_t *kept = calloc(n_kept, sizeof(*kept));
     if (counts == NULL || kept == NULL) {
+        free(kept);
+        engine_event_free(event);
+        return;
+    }
+    if (session->profile != NULL && copy_profile(session->profile, shape, counts) < 0) {
         free(kept);
         engine_event_free(event);
         return;
@@ -213,6 +236,11 @@ static void work(struct engine *engine)
             for (struct run *run = engine->runs; run != NULL; run = run->next)
                 if (run->request->work == command->work)
                     run_fail(run, -ECANCELED, "cancelled");
+            engine_job_stop(engine, command->work);
+            break;
+        case ENGINE_JOB:
+            if (command->epoch == engine->epoch)
+                engine_job_start(engine, command);
             break;
         case ENGINE_FORGET:
             for (struct run *run = engine->runs, *next; run != NULL; run = next) {
@@ -279,8 +307,16 @@ static void *engine_main(void *context)
                                   memory_order_relaxed);
         }
         if (r > 0) {
+            uint64_t start = clock_now_us();
             atomic_store_explicit(&engine->phase, "step", memory_order_relaxed);
             r = engine_step(engine);
+            engine->job.owed_us += clock_now_us() - start;
+            if (r == 0 && engine_job_is_due(engine))
+                engine_job_advance(engine);
+        } else if (r == 0 && engine->job.job.ops != NULL) {
+            atomic_store_explicit(&engine->busy, true, memory_order_relaxed);
+            atomic_store_explicit(&engine->phase, engine->job.job.ops->name, memory_order_relaxed);
+            engine_job_advance(engine);
         } else if (r == 0) {
             struct descriptor late; /* an answer nobody waits for any more: its slot shows it */
             bool waits = engine->runs != NULL;
@@ -293,10 +329,13 @@ static void *engine_main(void *context)
                 r = link_wait(&engine->link, waits ? clock_deadline_us(WAIT_FOR_STORE_US) : CLOCK_NEVER, &late);
             atomic_store_explicit(&engine->busy, true, memory_order_relaxed);
         }
-        if (r == -ECONNRESET)
+        if (r == -ECONNRESET) {
             drop_runs(engine);
+            engine_job_drop(engine);
+        }
     }
     drop_runs(engine);
+    engine_job_drop(engine);
     link_close(&engine->link);
     return NULL;
 }
@@ -324,6 +363,13 @@ int engine_new(const struct engine_options *options, struct network *network, co
     engine->network = network;
     engine->kernels = kernels;
     engine->tokenizer = tokenizer;
+    engine->tools = (struct job_tools){.network = network,
+                                       .kernels = kernels,
+                                       .pool = pool,
+                                       .tokenizer = tokenizer,
+                                       .quantizers = options->quantizers,
+                                       .row_codec = options->row_codec,
+                                       .n_ctx = options->n_ctx};
     uint64_t request_bytes = step_request_bytes(&rows, shape->n_heads, &limits);
     uint64_t reply_bytes = step_reply_bytes(&rows, shape->n_heads, &limits);
     if (request_bytes > UINT32_MAX || reply_bytes > UINT32_MAX) {

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu-worker/eval/eval.h"
 #include "gpu-worker/run.h"
 #include "gpu-worker/step.h"
 
@@ -28,6 +29,7 @@ enum engine_command_kind {
     ENGINE_STOP,   /* work */
     ENGINE_FORGET, /* session */
     ENGINE_COUNT,  /* work, session; answered by ENGINE_COUNTED or ENGINE_FAILED */
+    ENGINE_JOB,    /* work, job; ended by ENGINE_STOP, as a run */
     ENGINE_QUIT,
 };
 
@@ -41,18 +43,22 @@ struct engine_command {
     int fd;
     char endpoint[128];
     struct run_request *request;
+    struct job job; /* ops NULL: none */
 };
 
 enum engine_event_kind {
-    ENGINE_EXCHANGE,  /* store, incarnation, fd: to be sent to the store; closed by the receiver */
-    ENGINE_PROGRESS,  /* n_done, n_total */
-    ENGINE_GENERATED, /* index, id, text, logprobs */
-    ENGINE_SCORED,    /* index = position, logprobs */
-    ENGINE_FINISHED,  /* end, index = tokens generated, id = end token, text, n_tokens, timings */
-    ENGINE_FAILED,    /* error, text = sentence, bytes_asked, bytes_free */
-    ENGINE_COUNTED,   /* counts */
-    ENGINE_RING_USED, /* work = sequence, error */
-    ENGINE_WARNING,   /* text: a line for the log */
+    ENGINE_EXCHANGE,     /* store, incarnation, fd: to be sent to the store; closed by the receiver */
+    ENGINE_PROGRESS,     /* n_done, n_total */
+    ENGINE_GENERATED,    /* index, id, text, logprobs */
+    ENGINE_SCORED,       /* index = position, logprobs */
+    ENGINE_FINISHED,     /* end, index = tokens generated, id = end token, text, n_tokens, timings */
+    ENGINE_FAILED,       /* error, text = sentence, bytes_asked, bytes_free */
+    ENGINE_COUNTED,      /* counts */
+    ENGINE_JOB_PROGRESS, /* job */
+    ENGINE_JOB_ROW,      /* row */
+    ENGINE_JOB_DONE,     /* text */
+    ENGINE_RING_USED,    /* work = sequence, error */
+    ENGINE_WARNING,      /* text: a line for the log */
 };
 
 /* A session's counts as they are told: sums of what session.h has. */
@@ -63,6 +69,11 @@ struct engine_counts {
     uint32_t store[LAYOUT_N_LANES];
     uint64_t bytes_read[LAYOUT_N_LANES];
     uint64_t exact_bytes, key_bytes;
+    /* of a policy with fastgen, once there is one: [n_kept] */
+    uint32_t profile_tokens; /* the session held; 0: there is none */
+    float recovery;
+    uint8_t *classes; /* enum fastgen_class */
+    float *kept_mass;
 };
 
 struct engine_event {
@@ -84,6 +95,9 @@ struct engine_event {
     uint64_t prefill_us, decode_us, store_wait_us, n_prefill, n_decode;
     uint64_t bytes_asked, bytes_free;
     struct engine_counts *counts;
+    double job_done; /* 0 .. 1 */
+    uint64_t job_left_us;
+    struct eval_row *row;
 };
 struct engine_event *engine_event_free(struct engine_event *event); /* closes fd; accepts NULL, returns NULL */
 
@@ -91,13 +105,14 @@ struct engine_options {
     uint64_t incarnation;
     enum transport transport;
     uint32_t n_ctx;
-    uint32_t row_codec;     /* enum row_codec */
-    uint32_t prefill_chunk; /* prompt tokens of a step, at most */
-    uint32_t max_batch;     /* runs that decode in one step */
-    uint32_t max_halves;    /* micro-batches: 1 or 2 */
-    uint32_t spin_us;       /* before sleeping on a store's bell */
-    uint64_t max_step_us;   /* a step with decode rows takes only as much prefill as fits into this */
-    uint64_t device_memory; /* bytes, everything on the device; 0: no limit */
+    uint32_t row_codec;            /* enum row_codec */
+    struct quantizers *quantizers; /* the caller's */
+    uint32_t prefill_chunk;        /* prompt tokens of a step, at most */
+    uint32_t max_batch;            /* runs that decode in one step */
+    uint32_t max_halves;           /* micro-batches: 1 or 2 */
+    uint32_t spin_us;              /* before sleeping on a store's bell */
+    uint64_t max_step_us;          /* a step with decode rows takes only as much prefill as fits into this */
+    uint64_t device_memory;        /* bytes, everything on the device; 0: no limit */
     uint64_t request_timeout_us;
     uint64_t recovery_timeout_us;
     void (*thread_setup)(void *context);

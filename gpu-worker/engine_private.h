@@ -9,6 +9,15 @@ struct command_queue {
     struct engine_command *first, *last;
 };
 
+/* The job that is done beside the sessions; engine_jobs.c. */
+struct engine_job {
+    struct job job; /* ops NULL: none */
+    uint64_t work;
+    uint64_t started_us, told_us;
+    uint64_t slice_us; /* its last slice took */
+    uint64_t owed_us;  /* steps took since then */
+};
+
 struct engine {
     struct engine_options options;
     struct network *network;
@@ -18,7 +27,9 @@ struct engine {
     struct link link;
     struct step *step;
     struct session *sessions;
-    struct run *runs;                     /* in order of arrival */
+    struct run *runs; /* in order of arrival */
+    struct job_tools tools;
+    struct engine_job job;
     uint64_t n_uses;                      /* sessions are marked with it */
     uint8_t *fetch_rows;                  /* one block: [layer][kv_head][64] rows */
     struct sampler_candidate *candidates; /* [n_vocab] */
@@ -79,6 +90,19 @@ int engine_add_keys(struct engine *engine, struct run *run, uint32_t position);
 /* engine_step.c: one batch over all runs. -ECONNRESET: the coordinator is lost. */
 int engine_step(struct engine *engine);
 void engine_between_layers(void *context); /* the engine: cancels within a step */
+
+/* engine_jobs.c */
+
+void engine_job_free(struct job *job);
+/* Takes the command's job, or tells that there is one already. */
+void engine_job_start(struct engine *engine, struct engine_command *command);
+void engine_job_stop(struct engine *engine, uint64_t work); /* if it is that one: ends it and tells so */
+void engine_job_drop(struct engine *engine);                /* nobody waits for it any more */
+void engine_job_advance(struct engine *engine);             /* there is one: a slice */
+bool engine_job_is_due(const struct engine *engine);        /* there is one, and steps have had their share */
+
+/* engine_profile.c: the session has the profile that this run's decode steps need (FastGen). -ESTALE, -ENOMEM. */
+int engine_profile(struct engine *engine, struct run *run);
 
 /* engine_rebuild.c: fetches a block's rows [layer][kv_head][n_tokens] through its store into engine->fetch_rows. */
 int engine_fetch_block(struct engine *engine, struct run *run, uint32_t block, uint32_t n_tokens);

@@ -39,6 +39,7 @@ void engine_command_free(struct engine_command *command)
     if (command->kind == ENGINE_STORE_UP && command->fd >= 0)
         close(command->fd);
     run_request_free(command->request);
+    engine_job_free(&command->job);
     free(command);
 }
 
@@ -63,9 +64,13 @@ struct engine_event *engine_event_free(struct engine_event *event)
     if (event->fd >= 0)
         close(event->fd);
     run_logprobs_fini(&event->logprobs);
-    if (event->counts != NULL)
+    if (event->counts != NULL) {
         free(event->counts->counts.n_kept);
+        free(event->counts->classes);
+        free(event->counts->kept_mass);
+    }
     free(event->counts);
+    free(event->row);
     free(event->text);
     free(event);
     return NULL;

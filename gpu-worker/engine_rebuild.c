@@ -186,7 +186,7 @@ int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows)
         r = engine_fetch_block(engine, run, block, n);
         if (r < 0)
             return r;
-        if (block < n_old)
+        if (block < n_old && run->policy.terms.fastgen <= 0) /* else once it is known which heads need keys */
             r = key_cache_add(session->keys, engine->kernels, fetched_head, engine);
         if (r < 0)
             return r;

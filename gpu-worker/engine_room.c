@@ -43,8 +43,9 @@ int engine_open_session(struct engine *engine, struct run *run)
             return r;
         session->next = engine->sessions;
         engine->sessions = session;
-    } else if (session->codec != run->policy.codec || session->exact_tokens != request->exact_tokens) {
-        session->exact_tokens = request->exact_tokens; /* a session without tokens took other terms */
+    } else if (session->quantizer != run->policy.quantizer || session->exact_tokens != request->exact_tokens ||
+               (session->profile != NULL && fastgen_profile_recovery(session->profile) != run->policy.terms.fastgen)) {
+        session->exact_tokens = request->exact_tokens; /* other terms, or what the codec learnt is new */
         r = session_reset(session, &run->policy);
     }
     memcpy(session->lane_store, request->lane_store, sizeof(session->lane_store));
@@ -119,7 +120,7 @@ int engine_make_room(struct engine *engine, struct run *run)
     uint32_t n_tokens = run->capacity > first_decode ? run->capacity : first_decode + 1;
     uint32_t n_window = exact_set_window_blocks(first_decode, n_tokens, session->exact_tokens);
     uint32_t n_old = exact_set_n_old_blocks(n_tokens, session->exact_tokens);
-    size_t wanted = session_bytes_for(&engine->stores.shape, session->codec, n_window, n_old);
+    size_t wanted = session_bytes_for(&engine->stores.shape, session->quantizer, n_window, n_old);
     for (;;) {
         size_t has = session_bytes(session), asked = wanted > has ? wanted - has : 0;
         if (engine->options.device_memory == 0 || used_bytes(engine) + asked <= engine->options.device_memory) {

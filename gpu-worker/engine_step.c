@@ -41,7 +41,9 @@ static bool wants_logits(const struct run *run, uint32_t position)
 
 static void add_decode(struct engine *engine, struct run *run, struct budget *budget)
 {
-    int r = engine_add_keys(engine, run, run->position);
+    int r = engine_profile(engine, run);
+    if (r == 0)
+        r = engine_add_keys(engine, run, run->position);
     if (r < 0) {
         run_fail(run, r,
                  r == -ENOMEM ? "no memory on the device for the session's keys"

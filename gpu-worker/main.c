@@ -1,6 +1,7 @@
 /* main.c - hc-gpu-worker: a model on a device, asked for tokens by the coordinator. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "common/signals.h"
 #include "common/topology.h"
 #include "gpu-worker/server.h"
+#include "gpu-worker/train/train.h"
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
@@ -102,6 +104,11 @@ static const struct option_spec specs[] = {
      .default_text = "default",
      .help = "the service's default: what is said of device bytes per token is meant for it",
      .metavar = "POLICY"},
+    {.name = "learnt-dir",
+     .kind = OPTION_STRING,
+     .help =
+         "where statistics and codebooks are kept, which key codecs learn from the model; default: beside the model",
+     .metavar = "DIR"},
     {.name = "request-timeout",
      .kind = OPTION_DURATION,
      .default_text = "10s",
@@ -132,6 +139,7 @@ struct app {
     struct tokenizer *tokenizer;
     struct chat *chat;
     struct pool *pool;
+    struct quantizers *quantizers;
     struct backend *backend;
     const struct backend_ops *ops;
     uint32_t n_cpus; /* allowed */
@@ -209,6 +217,51 @@ static int load(struct app *app, const struct options *options, const struct ker
     return r < 0 ? fail("weights", error[0] != '\0' ? error : strerror(-r)) : 0;
 }
 
+/* What the pair codecs need to know of the model: once for each model, before anybody waits for an answer. */
+static int learn(struct app *app, const struct options *options, const struct kernels *kernels,
+                 const struct row_shape *rows)
+{
+    char directory[OPTIONS_PATH_SIZE], sentence[JOB_SENTENCE_SIZE] = "";
+    const char *path = options_string(options, "model"), *slash = strrchr(path, '/');
+    int n = options_given(options, "learnt-dir")
+                ? snprintf(directory, sizeof(directory), "%s", options_string(options, "learnt-dir"))
+            : slash == NULL ? snprintf(directory, sizeof(directory), ".")
+                            : snprintf(directory, sizeof(directory), "%.*s", (int)(slash - path) + 1, path);
+    if (n < 0 || (size_t)n >= sizeof(directory))
+        return fail("--learnt-dir", "too long");
+    int r = quantizers_new(rows, app->model->hash, directory, &app->quantizers);
+    if (r < 0)
+        return fail("key codecs", strerror(-r));
+    const struct policy_terms pair = {.codec = POLICY_CODEC_PAIR2};
+    if (quantizers_has(app->quantizers, &pair))
+        return 0;
+    const struct job_tools tools = {.network = app->network,
+                                    .kernels = kernels,
+                                    .pool = app->pool,
+                                    .tokenizer = app->tokenizer,
+                                    .quantizers = app->quantizers,
+                                    .row_codec = rows->codec,
+                                    .n_ctx = app->model->shape.n_ctx_train};
+    struct train_statistics_request request = {0};
+    struct job job;
+    struct job_report report = {0};
+    r = train_statistics_job_new(&request, &job, sentence);
+    if (r < 0)
+        return fail("statistics", sentence);
+    LOG_INFO("statistics of keys and queries: gathered once for this model");
+    for (double told = 0.25; (r = job.ops->advance(job.state, &tools, &report, sentence)) > 0;)
+        if (report.done >= told) {
+            LOG_INFO("statistics: %.0f %%", 100 * report.done);
+            told += 0.25;
+        }
+    job.ops->free(job.state);
+    if (r < 0)
+        LOG_WARNING("no statistics: %s; pair codecs are not possible", sentence[0] != '\0' ? sentence : strerror(-r));
+    else
+        LOG_INFO("%s", sentence);
+    return 0;
+}
+
 static int start(struct app *app, const struct options *options, struct server_options *server,
                  const struct kernels *kernels)
 {
@@ -235,15 +288,18 @@ static int start(struct app *app, const struct options *options, struct server_o
     };
     char sentence[256] = "";
     struct policy policy;
-    if (policy_find(options_string(options, "policy"), &policy, sentence, sizeof(sentence)) < 0)
-        return fail("--policy", sentence);
     struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, engine.row_codec};
+    if (learn(app, options, kernels, &rows) < 0)
+        return -EINVAL;
+    if (policy_find(app->quantizers, options_string(options, "policy"), &policy, sentence, sizeof(sentence)) < 0)
+        return fail("--policy", sentence);
+    engine.quantizers = app->quantizers;
     server->n_ctx = engine.n_ctx;
     server->weight_bytes = app->network->weight_bytes;
     server->device_memory = engine.device_memory;
     server->row_codec = engine.row_codec;
     server->policy = options_string(options, "policy");
-    server->device_bytes_per_token = key_cache_bytes_per_token(policy.codec, &rows);
+    server->device_bytes_per_token = (uint64_t)ceil(key_cache_bytes_per_token(policy.quantizer, NULL));
     int r = socket_context_new(&app->sockets);
     if (r == 0)
         r = engine_new(&engine, app->network, kernels, app->pool, app->tokenizer, app->sockets, &app->engine);
@@ -269,6 +325,7 @@ static void stop(struct app *app)
 {
     engine_free(app->engine);
     socket_context_free(app->sockets);
+    quantizers_free(app->quantizers);
     network_free(app->network);
     if (app->backend != NULL)
         app->ops->close(app->backend);

@@ -51,11 +51,12 @@ static int check(const struct run_request *request, char *sentence, size_t sente
     return 0;
 }
 
-int run_new(struct run_request *request, const struct tokenizer *tokenizer, struct run **ret_run, char *sentence,
-            size_t sentence_size)
+int run_new(struct run_request *request, struct quantizers *quantizers, const struct tokenizer *tokenizer,
+            struct run **ret_run, char *sentence, size_t sentence_size)
 {
     struct policy policy;
-    int r = policy_find(request->policy, &policy, sentence, sentence_size) < 0 ? -ENOTSUP : 0;
+    int r = policy_find(quantizers, request->policy, &policy, sentence, sentence_size);
+    r = r == -EINVAL || r == -ENOENT ? -ENOTSUP : r;
     if (r == 0)
         r = check(request, sentence, sentence_size);
     struct run *run = r == 0 ? calloc(1, sizeof(*run)) : NULL;

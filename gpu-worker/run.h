@@ -66,8 +66,9 @@ struct run {
     uint32_t first_decode; /* positions >= this are decode steps */
     uint32_t goal;         /* Append and Score: positions to compute; Generate: capacity */
     bool is_prepared, is_finished;
-    int error;                        /* -errno: ends with it */
-    char sentence[160];               /* of the error */
+    bool is_profiled;   /* policies with fastgen: the session's profile is the one this run decodes with */
+    int error;          /* -errno: ends with it */
+    char sentence[160]; /* of the error */
     uint64_t bytes_asked, bytes_free; /* of the device, with -ENOMEM */
 
     /* a generated token that waits for the journal */
@@ -85,8 +86,8 @@ struct run {
 };
 
 /* Takes the request, also on failure. -ENOTSUP, -EINVAL with a sentence; -ENOMEM. */
-int run_new(struct run_request *request, const struct tokenizer *tokenizer, struct run **ret_run, char *sentence,
-            size_t sentence_size);
+int run_new(struct run_request *request, struct quantizers *quantizers, const struct tokenizer *tokenizer,
+            struct run **ret_run, char *sentence, size_t sentence_size);
 struct run *run_free(struct run *run); /* accepts NULL, returns NULL */
 
 /* First position after the input. */

@@ -5,6 +5,7 @@
 
 #include "common/socket.h"
 #include "gpu-worker/server.h"
+#include "proto/work.pb-c.h"
 
 struct server {
     const struct server_options *options;
@@ -36,3 +37,9 @@ void server_control_exchange(struct server *server, const struct engine_event *e
 /* server_work.c: the work socket. */
 void server_work_receive(struct server *server);
 void server_work_event(struct server *server, struct engine_event *event); /* event stays the caller's */
+void server_work_reply(struct server *server, const Hcattn__Work__WorkReply *reply);
+void server_work_error(struct server *server, uint64_t work, int error, const char *sentence);
+
+/* server_jobs.c */
+void server_jobs_take(struct server *server, uint64_t work, const Hcattn__RunJob *message);
+void server_jobs_event(struct server *server, const struct engine_event *event);

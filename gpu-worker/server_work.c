@@ -11,16 +11,15 @@
 #include "gpu-worker/server_private.h"
 #include "proto/work.pb-c.h"
 
-static void send_error(struct server *server, uint64_t work, int error, const char *sentence);
 static void send_failure(struct server *server, uint64_t work, int error, const char *sentence, uint64_t bytes_asked,
                          uint64_t bytes_free);
 
-static void send_reply(struct server *server, const Hcattn__Work__WorkReply *reply)
+void server_work_reply(struct server *server, const Hcattn__Work__WorkReply *reply)
 {
     enum { MARGIN = 1024 }; /* of what the coordinator makes of it for the client */
     size_t n_bytes = hcattn__work__work_reply__get_packed_size(reply);
     if (n_bytes > SOCKET_MAX_FRAME_BYTES - MARGIN) {
-        send_error(server, reply->work, -E2BIG, "the answer would be larger than 64 MiB");
+        server_work_error(server, reply->work, -E2BIG, "the answer would be larger than 64 MiB");
         return;
     }
     uint8_t *bytes = malloc(n_bytes == 0 ? 1 : n_bytes);
@@ -73,7 +72,7 @@ static Hcattn__ErrorCode code_of(int error)
     }
 }
 
-static void send_error(struct server *server, uint64_t work, int error, const char *sentence)
+void server_work_error(struct server *server, uint64_t work, int error, const char *sentence)
 {
     send_failure(server, work, error, sentence, 0, 0);
 }
@@ -88,7 +87,7 @@ static void send_failure(struct server *server, uint64_t work, int error, const 
     message.bytes_free = bytes_free;
     message.sentence = (char *)(uintptr_t)sentence;
     REPLY(reply, work, ERROR, error, &message);
-    send_reply(server, &reply);
+    server_work_reply(server, &reply);
 }
 
 /* ---- text ---- */
@@ -201,7 +200,7 @@ static void take_prepare(struct server *server, uint64_t work, const Hcattn__Wor
     if (r < 0) {
         if (r == -EILSEQ)
             snprintf(error, sizeof(error), "the text is not valid UTF-8");
-        send_error(server, work, r, error[0] != '\0' ? error : strerror(-r));
+        server_work_error(server, work, r, error[0] != '\0' ? error : strerror(-r));
         return;
     }
     Hcattn__Work__Prepared prepared = HCATTN__WORK__PREPARED__INIT;
@@ -216,7 +215,7 @@ static void take_prepare(struct server *server, uint64_t work, const Hcattn__Wor
     prepared.pieces = pieces;
     prepared.n_pieces = pieces == NULL ? 0 : n_ids;
     REPLY(reply, work, PREPARED, prepared, &prepared);
-    send_reply(server, &reply);
+    server_work_reply(server, &reply);
     free(pieces);
     free(ids);
 }
@@ -228,13 +227,13 @@ static void take_detokenize(struct server *server, uint64_t work, const Hcattn__
     int r = tokenizer_decode(server->tokenizer, detokenize->ids, detokenize->n_ids,
                              detokenize->special ? TOKENIZER_SHOW_SPECIAL : 0, &text, &n_bytes);
     if (r < 0) {
-        send_error(server, work, r, r == -EINVAL ? "a token is not in the vocabulary" : strerror(-r));
+        server_work_error(server, work, r, r == -EINVAL ? "a token is not in the vocabulary" : strerror(-r));
         return;
     }
     Hcattn__Work__Detokenized detokenized = HCATTN__WORK__DETOKENIZED__INIT;
     detokenized.text = text;
     REPLY(reply, work, DETOKENIZED, detokenized, &detokenized);
-    send_reply(server, &reply);
+    server_work_reply(server, &reply);
     free(text);
 }
 
@@ -310,7 +309,7 @@ static void take_run(struct server *server, uint64_t work, const Hcattn__Work__R
 {
     const char *sentence = check_run(server, run);
     if (sentence != NULL) {
-        send_error(server, work, -EINVAL, sentence);
+        server_work_error(server, work, -EINVAL, sentence);
         return;
     }
     struct run_request *request = calloc(1, sizeof(*request));
@@ -318,7 +317,7 @@ static void take_run(struct server *server, uint64_t work, const Hcattn__Work__R
     if (request == NULL || command == NULL || copy_lists(run, request) < 0) {
         run_request_free(request);
         free(command);
-        send_error(server, work, -ENOMEM, "no memory for the request");
+        server_work_error(server, work, -ENOMEM, "no memory for the request");
         return;
     }
     request->work = work;
@@ -392,6 +391,9 @@ void server_work_receive(struct server *server)
         case HCATTN__WORK__WORK_REQUEST__REQUEST_COUNT:
             forward(server, ENGINE_COUNT, request->work, request->count->session);
             break;
+        case HCATTN__WORK__WORK_REQUEST__REQUEST_RUN_JOB:
+            server_jobs_take(server, request->work, request->run_job);
+            break;
         default:
             LOG_WARNING("a work message that could not be read");
         }
@@ -431,7 +433,7 @@ static void send_token(struct server *server, const struct engine_event *event)
         scored.scores = &list;
         scored.n_scores = 1;
         REPLY(reply, event->work, SCORED, scored, &scored);
-        send_reply(server, &reply);
+        server_work_reply(server, &reply);
         return;
     }
     uint32_t id = event->id;
@@ -443,7 +445,7 @@ static void send_token(struct server *server, const struct engine_event *event)
     generated.logprobs = &list;
     generated.n_logprobs = event->has_logprobs ? 1 : 0;
     REPLY(reply, event->work, GENERATED, generated, &generated);
-    send_reply(server, &reply);
+    server_work_reply(server, &reply);
 }
 
 static void send_finished(struct server *server, const struct engine_event *event)
@@ -468,7 +470,7 @@ static void send_finished(struct server *server, const struct engine_event *even
     finished.end_id = event->id;
     finished.timings = &timings;
     REPLY(reply, event->work, FINISHED, finished, &finished);
-    send_reply(server, &reply);
+    server_work_reply(server, &reply);
 }
 
 static void send_counts(struct server *server, const struct engine_event *event)
@@ -495,8 +497,23 @@ static void send_counts(struct server *server, const struct engine_event *event)
     counts.store_wait_us = from->counts.store_wait_us;
     counts.matmul_us = from->counts.matmul_us;
     counts.step_us = from->counts.step_us;
-    REPLY(reply, event->work, COUNTS, counts, &counts);
-    send_reply(server, &reply);
+    Hcattn__Work__Counted counted = HCATTN__WORK__COUNTED__INIT;
+    Hcattn__HeadProfile profile = HCATTN__HEAD_PROFILE__INIT;
+    Hcattn__HeadClass *classes = calloc(from->n_kept + 1, sizeof(*classes));
+    counted.counts = &counts;
+    if (from->profile_tokens > 0 && classes != NULL) {
+        for (uint32_t i = 0; i < from->n_kept; i++)
+            classes[i] = (Hcattn__HeadClass)from->classes[i];
+        profile.n_tokens = from->profile_tokens;
+        profile.recovery = from->recovery;
+        profile.n_classes = profile.n_kept_mass = from->n_kept;
+        profile.classes = classes;
+        profile.kept_mass = from->kept_mass;
+        counted.profile = &profile;
+    }
+    REPLY(reply, event->work, COUNTS, counts, &counted);
+    server_work_reply(server, &reply);
+    free(classes);
 }
 
 void server_work_event(struct server *server, struct engine_event *event)
@@ -509,7 +526,7 @@ void server_work_event(struct server *server, struct engine_event *event)
         progress.n_done = event->n_done;
         progress.n_total = event->n_total;
         REPLY(reply, event->work, PROGRESS, progress, &progress);
-        send_reply(server, &reply);
+        server_work_reply(server, &reply);
         break;
     }
     case ENGINE_GENERATED:
@@ -525,6 +542,11 @@ void server_work_event(struct server *server, struct engine_event *event)
         break;
     case ENGINE_COUNTED:
         send_counts(server, event);
+        break;
+    case ENGINE_JOB_PROGRESS:
+    case ENGINE_JOB_ROW:
+    case ENGINE_JOB_DONE:
+        server_jobs_event(server, event);
         break;
     default:
         break;

@@ -19,10 +19,10 @@ static size_t exact_bytes_for(const struct row_shape *shape, uint32_t n_window_b
     return (size_t)shape->n_layers * shape->n_kv_heads * exact_rows(n_window_blocks) * layout_row_bytes(shape);
 }
 
-size_t session_bytes_for(const struct row_shape *shape, const struct key_codec *codec, uint32_t n_window_blocks,
+size_t session_bytes_for(const struct row_shape *shape, const struct key_quantizer *quantizer, uint32_t n_window_blocks,
                          uint32_t n_old_blocks)
 {
-    return exact_bytes_for(shape, n_window_blocks) + key_cache_bytes_for(codec, shape, n_old_blocks);
+    return exact_bytes_for(shape, n_window_blocks) + key_cache_bytes_for(quantizer, n_old_blocks);
 }
 
 size_t session_exact_bytes(const struct session *session)
@@ -77,26 +77,47 @@ struct session *session_free(struct session *session)
     if (session->exact != NULL)
         session->ops->free(session->backend, session->exact);
     key_cache_free(session->keys);
+    fastgen_profile_free(session->profile);
     free(session->counts.n_kept);
     free(session);
     return NULL;
 }
 
-int session_reset(struct session *session, const struct policy *policy)
+static int new_keys(struct session *session, const struct key_quantizer *quantizer, const bool *absent)
 {
-    session->n_rows = 0;
-    if (session->keys != NULL && session->codec == policy->codec) {
-        key_cache_clear(session->keys);
-        return 0;
-    }
     const struct key_cache_memory memory = {.alloc = key_alloc, .free = key_free, .context = session};
     struct key_cache *keys;
-    int r = key_cache_new(policy->codec, &session->shape, &memory, &keys);
+    int r = key_cache_new(quantizer, &session->shape, absent, &memory, &keys);
     if (r < 0)
         return r;
     key_cache_free(session->keys);
     session->keys = keys;
-    session->codec = policy->codec;
+    session->quantizer = quantizer;
+    return 0;
+}
+
+int session_reset(struct session *session, const struct policy *policy)
+{
+    session->n_rows = 0;
+    if (session->keys != NULL && session->quantizer == policy->quantizer && session->profile == NULL) {
+        key_cache_clear(session->keys);
+        return 0;
+    }
+    int r = new_keys(session, policy->quantizer, NULL);
+    if (r == 0)
+        session->profile = fastgen_profile_free(session->profile);
+    return r;
+}
+
+int session_set_profile(struct session *session, struct fastgen_profile *profile)
+{
+    int r = new_keys(session, session->quantizer, fastgen_profile_absent(profile));
+    if (r < 0) {
+        fastgen_profile_free(profile);
+        return r;
+    }
+    fastgen_profile_free(session->profile);
+    session->profile = profile;
     return 0;
 }
 

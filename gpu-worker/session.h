@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "gpu-worker/backend/backend.h"
+#include "gpu-worker/fastgen/fastgen.h"
 #include "gpu-worker/policy/policy.h"
 #include "gpu-worker/keys/key_cache.h"
 #include "proto/layout.h"
@@ -33,8 +34,9 @@ struct session {
     uint64_t used; /* grows; the smallest was used longest ago */
     uint32_t n_window_blocks;
     uint8_t *exact; /* device memory */
-    const struct key_codec *codec;
+    const struct key_quantizer *quantizer;
     struct key_cache *keys;
+    struct fastgen_profile *profile; /* of policies with fastgen, once a decode step needed it */
     struct session_counts counts;
     uint8_t lane_store[LAYOUT_N_LANES];
     const struct backend_ops *ops;
@@ -45,13 +47,15 @@ struct session {
 int session_new(uint64_t id, const struct row_shape *shape, const struct policy *policy, uint32_t exact_tokens,
                 const struct backend_ops *ops, struct backend *backend, struct session **ret_session);
 struct session *session_free(struct session *session); /* accepts NULL, returns NULL */
-/* It holds nothing any more; `policy` may be another than before. -ENOMEM. */
+/* It holds nothing any more, no profile either; `policy` may be another than before. -ENOMEM. */
 int session_reset(struct session *session, const struct policy *policy);
+/* From now on heads that need no keys by this profile (taken over) have none; keys are to be added again. -ENOMEM: unchanged. */
+int session_set_profile(struct session *session, struct fastgen_profile *profile);
 /* It holds nothing any more, and has no device memory. */
 void session_release(struct session *session);
 
 /* Device bytes of a session with so many window blocks and old blocks, and what it has now. */
-size_t session_bytes_for(const struct row_shape *shape, const struct key_codec *codec, uint32_t n_window_blocks,
+size_t session_bytes_for(const struct row_shape *shape, const struct key_quantizer *quantizer, uint32_t n_window_blocks,
                          uint32_t n_old_blocks);
 size_t session_exact_bytes(const struct session *session);
 size_t session_bytes(const struct session *session);

@@ -43,6 +43,7 @@ struct step_selection {
     float *references;    /* [n_heads] */
     float *weights;       /* [n_kv_heads][group][64 n_blocks], in this order of blocks; mode weights only */
     uint32_t *n_selected; /* [n_kv_heads] */
+    bool *is_fixed;       /* [n_kv_heads]: the masks are FastGen's, nothing was scored: exact, without a tail */
 };
 
 struct step_row {

@@ -77,7 +77,9 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
     uint32_t first = selection->lane_first[lane], n = selection->lane_first[lane + 1] - first;
     if (!row->is_decode || row->run->error != 0 || n == 0)
         return;
-    const struct policy *policy = &row->run->policy;
+    const struct policy_terms *terms = &row->run->policy.terms;
+    const bool has_tail = terms->tail && !selection->is_fixed[head];
+    const bool has_weights = terms->weights && !selection->is_fixed[head];
     const void *rows[n];
     const float *v_sums[n];
     for (uint32_t k = 0, block = lane; k < n; k++, block += LAYOUT_N_LANES) {
@@ -90,7 +92,7 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
     }
     const uint64_t *masks = selection->masks + (size_t)head * selection->n_blocks;
     size_t n_before = 0;
-    for (uint32_t k = 0; policy->terms.weights && k < first; k++)
+    for (uint32_t k = 0; has_weights && k < first; k++)
         n_before += (size_t)__builtin_popcountll(masks[k]);
     size_t first_head = (size_t)head * group, weights_stride = (size_t)selection->n_blocks * LAYOUT_BLOCK_TOKENS;
     struct lane work = {
@@ -103,11 +105,11 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
         .rows = rows,
         .v_sums = v_sums,
         .masks = masks + first,
-        .masses = policy->terms.tail ? selection->masses + first_head * selection->n_blocks + first : NULL,
+        .masses = has_tail ? selection->masses + first_head * selection->n_blocks + first : NULL,
         .masses_stride = selection->n_blocks,
         .references = selection->references + first_head,
     };
-    if (policy->terms.weights) {
+    if (has_weights) {
         work.q = NULL;
         work.weights = selection->weights + first_head * weights_stride + n_before;
         work.weights_stride = weights_stride;

@@ -298,7 +298,9 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
 {
     const struct step *step = share->step;
     const struct step_selection *selection = &share->row->selection;
-    const struct policy *policy = &share->row->run->policy;
+    const struct policy_terms *terms = &share->row->run->policy.terms;
+    const bool is_fixed = share->row->selection.is_fixed[head]; /* nothing was scored: no weights, no masses */
+    const bool has_tail = terms->tail && !is_fixed, has_weights = terms->weights && !is_fixed;
     uint32_t group = step_group(step), d = step->shape.head_dim;
     size_t first_head = (size_t)share->row_index * step->network->shape.n_heads + head * group;
     int64_t q = put(payload, step->q + first_head * d, (uint64_t)group * d * sizeof(float));
@@ -311,7 +313,7 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
     *item = (struct aggregate_item){
         .session = share->row->run->session->id,
         .kv_head = head,
-        .mode = policy->mode,
+        .mode = has_weights ? AGGREGATE_WEIGHTS : AGGREGATE_RESCORE,
         .n_queries = group,
         .q_offset = (uint32_t)q,
         .first_block = share->first_block,
@@ -321,13 +323,13 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
         .scale = step_scale(step),
         .result_offset = payload_result(payload, result),
     };
-    if (policy->terms.tail || policy->terms.weights) {
+    if (has_tail || has_weights) {
         int64_t references = put(payload, selection->references + head * group, group * sizeof(float));
         if (references < 0)
             return -ENOSPC;
         item->references_offset = (uint32_t)references;
     }
-    if (policy->terms.tail) {
+    if (has_tail) {
         int64_t masses = payload_take(payload, (uint64_t)group * share->n_blocks * sizeof(float));
         if (masses < 0)
             return -ENOSPC;
@@ -336,7 +338,7 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
             to = gather(share, selection->masses + ((size_t)head * group + k) * selection->n_blocks, sizeof(float), to);
         item->masses_offset = (uint32_t)masses;
     }
-    return policy->terms.weights ? put_weights(share, payload, head, item) : 0;
+    return has_weights ? put_weights(share, payload, head, item) : 0;
 }
 
 static int put_items(struct step *step, const struct step_half *half, struct payload *payload, struct step_call *call,

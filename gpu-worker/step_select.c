@@ -18,7 +18,7 @@ enum { MAX_EXACT = LAYOUT_N_SINKS + EXACT_SET_WINDOW_BLOCKS * LAYOUT_BLOCK_TOKEN
 
 /* What one thread needs. */
 struct select_thread {
-    void *scratch;       /* of selection_run() */
+    void *scratch;       /* of selection_run(); grows with what the rows' quantizers ask for */
     uint64_t *masks;     /* [max_blocks] */
     float *masses;       /* [group][max_blocks] */
     float *weights;      /* [group][64 max_blocks] */
@@ -28,11 +28,13 @@ struct select_thread {
 
 struct step_scratch {
     uint32_t max_blocks, n_threads;
+    size_t thread_bytes; /* of each thread's scratch */
     struct select_thread *threads;
     /* of the rows' selections */
     uint64_t *masks;
     float *masses, *references, *weights;
     uint32_t *n_selected;
+    bool *is_fixed;
     uint32_t *item_rows; /* [max_decode]: rows of the half that select */
 };
 
@@ -44,14 +46,13 @@ static void *aligned(size_t n_bytes)
 static bool thread_new(const struct step *step, uint32_t max_blocks, struct select_thread *thread)
 {
     size_t group = step_group(step), d = step->shape.head_dim;
-    thread->scratch = aligned(selection_scratch_bytes((uint32_t)group, (uint32_t)d, max_blocks));
     thread->masks = aligned(max_blocks * sizeof(uint64_t));
     thread->masses = aligned(group * max_blocks * sizeof(float));
     thread->weights = aligned(group * max_blocks * LAYOUT_BLOCK_TOKENS * sizeof(float));
     thread->exact_scores = aligned(group * MAX_EXACT * sizeof(float));
     thread->keys = aligned(LAYOUT_BLOCK_TOKENS * d * sizeof(float));
-    return thread->scratch != NULL && thread->masks != NULL && thread->masses != NULL && thread->weights != NULL &&
-           thread->exact_scores != NULL && thread->keys != NULL;
+    return thread->masks != NULL && thread->masses != NULL && thread->weights != NULL && thread->exact_scores != NULL &&
+           thread->keys != NULL;
 }
 
 int step_select_new(struct step *step)
@@ -70,9 +71,11 @@ int step_select_new(struct step *step)
     /* address space, for the most part: only rows of mode weights touch theirs */
     scratch->weights = aligned(n_rows * n_heads * scratch->max_blocks * LAYOUT_BLOCK_TOKENS * sizeof(float));
     scratch->n_selected = calloc(n_rows * n_kv, sizeof(uint32_t));
+    scratch->is_fixed = calloc(n_rows * n_kv, sizeof(bool));
     scratch->item_rows = calloc(n_rows, sizeof(uint32_t));
     if (scratch->threads == NULL || scratch->masks == NULL || scratch->masses == NULL || scratch->references == NULL ||
-        scratch->weights == NULL || scratch->n_selected == NULL || scratch->item_rows == NULL)
+        scratch->weights == NULL || scratch->n_selected == NULL || scratch->is_fixed == NULL ||
+        scratch->item_rows == NULL)
         return -ENOMEM;
     for (uint32_t i = 0; i < scratch->n_threads; i++)
         if (!thread_new(step, scratch->max_blocks, &scratch->threads[i]))
@@ -99,6 +102,7 @@ void step_select_free(struct step *step)
     free(scratch->references);
     free(scratch->weights);
     free(scratch->n_selected);
+    free(scratch->is_fixed);
     free(scratch->item_rows);
     free(scratch);
     step->scratch = NULL;
@@ -116,6 +120,24 @@ static void select_everything(const struct step *step, struct step_selection *se
     }
 }
 
+/* Room for selections on keys of this quantizer, whose query tables may be large. */
+static bool make_scratch(const struct step *step, const struct key_quantizer *quantizer)
+{
+    struct step_scratch *scratch = step->scratch;
+    size_t n_bytes = selection_scratch_bytes(quantizer, step_group(step), scratch->max_blocks);
+    if (n_bytes <= scratch->thread_bytes)
+        return true;
+    scratch->thread_bytes = 0;
+    for (uint32_t i = 0; i < scratch->n_threads; i++) {
+        free(scratch->threads[i].scratch);
+        scratch->threads[i].scratch = aligned(n_bytes);
+        if (scratch->threads[i].scratch == NULL)
+            return false;
+    }
+    scratch->thread_bytes = n_bytes;
+    return true;
+}
+
 bool step_select_begin(struct step *step, struct step_row *row)
 {
     struct step_scratch *scratch = step->scratch;
@@ -130,6 +152,11 @@ bool step_select_begin(struct step *step, struct step_row *row)
     selection->references = scratch->references + i * n_heads;
     selection->weights = scratch->weights + i * n_heads * max_blocks * LAYOUT_BLOCK_TOKENS;
     selection->n_selected = scratch->n_selected + i * n_kv;
+    selection->is_fixed = scratch->is_fixed + i * n_kv;
+    memset(selection->is_fixed, 0, n_kv * sizeof(bool));
+    if (row->run->policy.quantizer != NULL && selection->n_blocks > 0 &&
+        !make_scratch(step, row->run->policy.quantizer))
+        return false;
     for (uint32_t lane = 0, first = 0; lane <= LAYOUT_N_LANES; lane++) {
         selection->lane_first[lane] = first;
         if (lane < LAYOUT_N_LANES && lane < selection->n_blocks)
@@ -180,6 +207,8 @@ static void put_in_lanes(struct step_row *row, uint32_t kv_head, const struct se
     for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
         for (uint32_t block = lane; block < n_blocks; block += LAYOUT_N_LANES)
             *masks++ = item->masks[block];
+    if (selection->is_fixed[kv_head])
+        return;
     for (uint32_t k = 0; item->policy->terms.tail && k < group; k++) {
         const float *from = item->masses + (size_t)k * n_blocks;
         float *to = selection->masses + ((size_t)kv_head * group + k) * n_blocks;
@@ -203,6 +232,19 @@ static void put_in_lanes(struct step_row *row, uint32_t kv_head, const struct se
                 memcpy(to, item->weights + k * item->weights_stride + first[block], n * sizeof(float));
                 to += n;
             }
+    }
+}
+
+/* The fixed set of a head that keeps no keys; the exact set's tokens are read anyhow. */
+static void select_fixed(struct step_row *row, struct selection_item *item)
+{
+    const struct run *run = row->run;
+    fastgen_profile_masks(run->session->profile, item->layer, item->kv_head, run->ids, row->position, item->n_blocks,
+                          item->masks);
+    item->n_kept = 0;
+    for (uint32_t block = 0; block < item->n_blocks; block++) {
+        item->masks[block] &= exact_set_old_mask(block);
+        item->n_kept += (uint32_t)__builtin_popcountll(item->masks[block]);
     }
 }
 
@@ -239,12 +281,17 @@ static void select_item(void *context, uint32_t index, uint32_t thread_index)
         .weights = policy->terms.weights ? thread->weights : NULL,
         .weights_stride = (size_t)row->selection.n_blocks * LAYOUT_BLOCK_TOKENS,
     };
-    if (policy->terms.selector == POLICY_SELECTOR_MASS) {
+    bool is_fixed = !key_cache_has(item.keys, item.layer, kv_head);
+    if (policy->terms.selector == POLICY_SELECTOR_MASS && !is_fixed) {
         item.exact_scores = thread->exact_scores;
         item.exact_stride = MAX_EXACT;
         item.n_exact = score_exact(step, row, q, job->layer, kv_head, thread);
     }
-    selection_run(step->kernels, &item, thread->scratch);
+    row->selection.is_fixed[kv_head] = is_fixed;
+    if (is_fixed)
+        select_fixed(row, &item);
+    else
+        selection_run(step->kernels, &item, thread->scratch);
     put_in_lanes(row, kv_head, &item);
     row->selection.n_selected[kv_head] = item.n_kept;
 }

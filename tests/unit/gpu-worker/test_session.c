@@ -25,7 +25,7 @@ static int set_up(void **state)
     struct policy policy;
     fixture->kernels = kernels_get(KERNELS_ISA_PLAIN);
     assert_int_equal(backend_reference.open(&options, &fixture->backend, error, sizeof(error)), 0);
-    assert_int_equal(policy_find("full", &policy, error, sizeof(error)), 0);
+    assert_int_equal(policy_find(NULL, "full", &policy, error, sizeof(error)), 0);
     assert_int_equal(session_new(9, &shape, &policy, 0, &backend_reference, fixture->backend, &fixture->session), 0);
     *state = fixture;
     return 0;
@@ -144,14 +144,16 @@ static void counted_bytes_are_allocated_bytes(void **state)
     struct fixture *fixture = *state;
     struct session *session = fixture->session;
     struct policy policy;
+    struct quantizers *quantizers;
+    assert_int_equal(quantizers_new(&shape, (const uint8_t[16]){0}, NULL, &quantizers), 0);
     char sentence[128];
-    assert_int_equal(policy_find("rot2,deviation=0.02", &policy, sentence, sizeof(sentence)), 0);
+    assert_int_equal(policy_find(quantizers, "rot2,deviation=0.02", &policy, sentence, sizeof(sentence)), 0);
     assert_int_equal(session_reset(session, &policy), 0);
     size_t before = backend_reference.bytes(fixture->backend);
     assert_int_equal(session_bytes(session), 0);
     for (uint32_t n = 2; n < 40; n += 9) {
         assert_int_equal(session_reserve(session, n, n), 0);
-        assert_int_equal(session_bytes(session), session_bytes_for(&shape, policy.codec, n, n));
+        assert_int_equal(session_bytes(session), session_bytes_for(&shape, policy.quantizer, n, n));
         size_t measured = backend_reference.bytes(fixture->backend) - before;
         assert_in_range(session_bytes(session) * 100, measured * 95, measured * 105);
     }
@@ -159,9 +161,10 @@ static void counted_bytes_are_allocated_bytes(void **state)
     assert_int_equal(session_reset(session, &policy), 0); /* the memory stays for the rebuild */
     assert_int_equal(session_bytes(session), has);
     assert_int_equal(key_cache_n_blocks(session->keys), 0);
-    assert_int_equal(policy_find("full", &policy, sentence, sizeof(sentence)), 0);
+    assert_int_equal(policy_find(NULL, "full", &policy, sentence, sizeof(sentence)), 0);
     assert_int_equal(session_reset(session, &policy), 0);
     assert_int_equal(session_bytes(session), session_exact_bytes(session));
+    quantizers_free(quantizers); /* no session uses one of its quantizers any more */
 }
 
 int main(void)
