@@ -11,7 +11,9 @@ const char *const option_names_all[] = {
     "reconnect-timeout", "recovery-timeout", "request-timeout", "rows", "runtime-dir", "spin-us", "stores", "threads",
     "transport", "workers",
     /* hcattn */
-    "bin-dir", "bos", "chat", "connect-timeout", "decode", "detach", "endpoint", "frequency-penalty", "from", "ids",
-    "ignore-end", "json", "logprobs", "max-restarts", "max-tokens", "min-p", "parse-special", "presence-penalty", "raw",
-    "repeat-penalty", "resume", "seed", "session", "start-timeout", "stop", "stop-timeout", "system", "temperature",
-    "timeout", "tokens", "top-k", "top-logprobs", "top-p", NULL};
+    "again", "attention", "bin-dir", "bos", "centroids", "chat", "connect-timeout", "context", "decode", "detach",
+    "endpoint", "fastgen-recovery", "frequency-penalty", "from", "ids", "ignore-end", "json", "logprobs",
+    "max-restarts", "max-tokens", "min-p", "out", "parse-special", "pq-groups", "presence-penalty", "presets", "raw",
+    "recovery", "repeat-penalty", "residency", "resume", "seed", "session", "speed", "start-timeout", "stop",
+    "stop-timeout", "system", "tail", "temperature", "text", "timeout", "tokens", "top-k", "top-logprobs", "top-p",
+    NULL};

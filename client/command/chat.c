@@ -134,11 +134,14 @@ int chat_command(int argc, char **argv)
         return status;
     struct chat chat = {.options = options, .client = command_connect(NAME, options, &status)};
     if (chat.client) {
-        struct hcattn_session_config config = opening_config(options);
-        config.idle_timeout_s = IDLE_S;
+        struct hcattn_session_config config;
         struct hcattn_session session;
         struct hcattn_error error;
-        int result = hcattn_open_session(chat.client, &config, 0, &session, &error);
+        char policy[HCATTN_POLICY_SIZE];
+        int result = opening_config(options, chat.client, policy, &config, &error);
+        config.idle_timeout_s = IDLE_S;
+        if (!result)
+            result = hcattn_open_session(chat.client, &config, 0, &session, &error);
         if (result < 0) {
             status = command_call_failed(NAME, result, &error);
         } else {

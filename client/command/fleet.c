@@ -40,9 +40,10 @@ static void add(struct fleet *fleet, const char *role, uint32_t index)
     fleet->members[fleet->n_members++] = (struct fleet_member){.role = role_find(role), .index = index};
 }
 
-int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, int lock_fd)
+int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, const char *policy,
+               int lock_fd)
 {
-    *fleet = (struct fleet){.options = options, .lock_fd = lock_fd};
+    *fleet = (struct fleet){.options = options, .policy = policy, .lock_fd = lock_fd};
     snprintf(fleet->directory, sizeof(fleet->directory), "%s", directory);
     ssize_t n = readlink("/proc/self/exe", fleet->self, sizeof(fleet->self) - 1);
     if (n < 0)
@@ -97,7 +98,8 @@ static void make_argv(const struct fleet *fleet, const struct fleet_member *memb
             continue;
         snprintf(names[n_names], sizeof(names[0]), "--%s", *name);
         argv[n++] = names[n_names++];
-        argv[n++] = (char *)(is_model ? model : options_text(options, *name));
+        bool is_policy = strcmp(*name, "policy") == 0;
+        argv[n++] = (char *)(is_model ? model : is_policy ? fleet->policy : options_text(options, *name));
     }
     argv[n] = NULL;
 }

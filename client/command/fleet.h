@@ -27,6 +27,7 @@ struct fleet_member {
 
 struct fleet {
     const struct options *options; /* of `up` */
+    const char *policy;            /* what the option --policy says, with the residency */
     char self[4096];               /* this program */
     char directory[OPTIONS_PATH_SIZE];
     struct fleet_member members[1 + FLEET_MAX_STORES + FLEET_MAX_WORKERS];
@@ -37,8 +38,9 @@ struct fleet {
     char reason[256];
 };
 
-/* Of `options`: the numbers of stores and workers, and what their processes are given. */
-int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, int lock_fd);
+/* Of `options`: the numbers of stores and workers, and what their processes are given. `policy` is kept, not copied. */
+int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, const char *policy,
+               int lock_fd);
 /* Starts what is to be started now; fleet->status on failure. model: what the workers are given. */
 int fleet_start(struct fleet *fleet, const char *model);
 

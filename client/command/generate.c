@@ -67,10 +67,14 @@ static int get_session(struct hcattn *client, const struct options *options, uin
         *ret_close = false;
         return 0;
     }
-    struct hcattn_session_config config = opening_config(options);
-    config.ephemeral = !stays;
+    struct hcattn_session_config config;
     struct hcattn_session session;
-    int result = hcattn_open_session(client, &config, 0, &session, error);
+    char policy[HCATTN_POLICY_SIZE];
+    int result = opening_config(options, client, policy, &config, error);
+    if (result < 0)
+        return result;
+    config.ephemeral = !stays;
+    result = hcattn_open_session(client, &config, 0, &session, error);
     if (result < 0)
         return result;
     if (stays)

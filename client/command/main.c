@@ -12,7 +12,7 @@ static int show_help(void)
     output_text("Usage: hcattn COMMAND [OPTIONS] [ARGUMENTS]\n\n"
                 "Serves language models whose KV cache does not fit on the device.\n\nCommands:\n");
     for (const struct command *command = table_commands; command->name; command++)
-        output_format("  %-10s %s\n", command->name, command->summary);
+        output_format("  %-11s %s\n", command->name, command->summary);
     output_text(
         "\n'hcattn COMMAND --help' tells the options of a command. Every option may also be given in the environment\n"
         "(HCATTN_NAME) or in a file of lines 'name = value' (--config FILE).\n");

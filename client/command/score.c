@@ -110,11 +110,14 @@ static void show(const struct score *score, const struct hcattn_score_done *done
 
 static int measure(struct hcattn *client, const struct options *options, const char *text)
 {
-    struct hcattn_session_config config = opening_config(options);
-    config.ephemeral = true;
+    struct hcattn_session_config config;
     struct hcattn_session session;
     struct hcattn_error error;
-    int result = hcattn_open_session(client, &config, 0, &session, &error);
+    char policy[HCATTN_POLICY_SIZE];
+    int result = opening_config(options, client, policy, &config, &error);
+    config.ephemeral = true;
+    if (!result)
+        result = hcattn_open_session(client, &config, 0, &session, &error);
     if (result < 0)
         return command_call_failed(NAME, result, &error);
     struct score score = {.json = options_flag(options, "json"), .tokens = json_array(), .logprobs = json_array()};

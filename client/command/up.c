@@ -14,7 +14,6 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/signals.h"
-#include "proto/policy.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -68,6 +67,7 @@ static const struct option_spec specs[] = {
      .default_text = "default",
      .metavar = "POLICY",
      .help = "of sessions that do not name one: " OPENING_POLICIES},
+    OPENING_RESIDENCY_OPTIONS,
     {.name = "exact-tokens",
      .kind = OPTION_U32,
      .maximum = OPENING_MAX_EXACT,
@@ -161,6 +161,7 @@ struct up {
     const struct options *options;
     char directory[OPTIONS_PATH_SIZE];
     char model[4096];
+    char policy[HCATTN_POLICY_SIZE];
     int lock_fd;
     int signal_fd;
     int report_fd; /* of detach.h; -1: we are in the foreground */
@@ -301,7 +302,7 @@ static void show_table(struct hcattn *client)
 /* The service, from the first process to the last. */
 static int serve(struct up *up)
 {
-    int error = fleet_init(&up->fleet, up->options, up->directory, up->lock_fd);
+    int error = fleet_init(&up->fleet, up->options, up->directory, up->policy, up->lock_fd);
     if (!error)
         error = signals_open(true, &up->signal_fd);
     if (error)
@@ -349,8 +350,7 @@ static int run(struct up *up)
     char reason[OPTIONS_ERROR_SIZE], log_path[OPTIONS_PATH_SIZE + 16];
     if (options_runtime_dir(options_string(up->options, "runtime-dir"), up->directory, reason) < 0)
         return command_fail(COMMAND_USAGE, NAME, "%s", reason);
-    struct policy_terms terms;
-    if (policy_parse(options_string(up->options, "policy"), &terms, reason, sizeof(reason)) < 0)
+    if (opening_policy(up->options, options_string(up->options, "policy"), up->policy, reason, sizeof(reason)) < 0)
         return command_fail(COMMAND_USAGE, NAME, "--policy: %s", reason);
     int status = take_lock(up);
     if (!status)
