@@ -12,6 +12,14 @@ const struct key_codec *key_codec_find(enum policy_codec codec)
         return &codec_rot3;
     case POLICY_CODEC_ROT2:
         return &codec_rot2;
+    case POLICY_CODEC_PAIR3:
+        return &codec_pair3;
+    case POLICY_CODEC_PAIR2:
+        return &codec_pair2;
+    case POLICY_CODEC_PAIR1:
+        return &codec_pair1;
+    case POLICY_CODEC_PQ:
+        return &codec_pq;
     case POLICY_CODEC_NONE:
     default:
         break;

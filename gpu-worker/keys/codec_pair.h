@@ -1,0 +1,141 @@
+/*
+ * codec_pair.h - inside of the codecs that give bits to where queries look (pair3, pair2, pair1): tables, tiles, queries, and
+ * the tables of kernels.
+ *
+ * A key is its block's mean plus a residual r. Some coordinates y = A r, scaled such that an error in any of them costs the same
+ * in scores, are coded in groups that share 4 bits: a group is 1 .. 4 (or more) coordinates and 16 codewords. So coordinates of
+ * 1, 2, 3 and 4 bits, and vectors, look the same to who scores, and a score is a sum of look-ups: one shuffle for 32 keys.
+ *     k^ = m + a B' c + t u      a: the key's size, t: what is left of r along the mean query's direction u
+ *     q . k^ = q . m + a sum over groups of (B q) . codeword + t (q . u)
+ *
+ * Owner      gpu-worker/keys; tests look inside. A table is immutable. Threads: any.
+ * Invariant  a score is, in this order and with these roundings, on every instruction set
+ *                x = sum of the groups' look-ups in the query's table of 8-bit numbers, exact
+ *                base = (scale * mean's step) * dot16(query, mean bytes)    dot16: see codec_rot.h
+ *                score = fma(a, fma(x, factor, offset), fma(t, along * t's step, base))
+ *            so that plain, AVX2 and AVX-512 give the same bits.
+ *
+ * A tile of 64 keys, G groups (an even number), head_dim d:
+ *     groups   [G / 2][64] bytes: key j's code of group 2 p in the lower four bits of byte j, of group 2 p + 1 in the upper
+ *     scales   64 bytes: a (key_scale.h)
+ *     along    int8 [64]: t, in steps that the side gives
+ *     mean     int8 [d], in steps that the side gives; zeros up to a multiple of 64
+ * Its side is a float whose lowest 8 bits are cleared: the mean's step; these 8 bits: the code of t's step.
+ */
+#pragma once
+
+#include "gpu-worker/keys/codec.h"
+#include "gpu-worker/keys/key_scale.h"
+#include "gpu-worker/keys/key_statistics.h"
+
+#define PAIR_KEYS       KERNELS_BLOCK_TOKENS
+#define PAIR_CODEWORDS  16u
+#define PAIR_MAX_GROUPS 256u /* sums of their look-ups fit 16 bits */
+_Static_assert(PAIR_MAX_GROUPS * 255u <= UINT16_MAX, "sums fit");
+
+struct pair_group {
+    uint16_t first, n;  /* coordinates */
+    uint32_t codewords; /* where its [16][n] begin */
+};
+
+struct pair_table {
+    uint32_t head_dim;
+    uint32_t n_groups;
+    uint32_t n_coordinates;    /* coded ones */
+    bool dense;                /* A and B are matrices, else each coordinate is one dimension of the key */
+    uint16_t *dimension;       /* [n_coordinates], not dense: A and B's only column */
+    float *analysis;           /* A [n_coordinates][head_dim]; not dense: [n_coordinates] */
+    float *synthesis;          /* B' [head_dim][n_coordinates]; not dense: [n_coordinates] */
+    float *inverse_spread;     /* [n_coordinates]: 1 / (E[y^2] n_coordinates) */
+    float *along;              /* B u [n_coordinates] */
+    float *direction;          /* u [head_dim], of length 1 or 0 */
+    struct pair_group *groups; /* [n_groups]; those past the coordinates are empty */
+    float *codewords;          /* [group][16][n] */
+    float *half_squares;       /* [group][16]: |codeword|^2 / 2 */
+    size_t n_bytes;            /* of all this */
+};
+
+/*
+ * codec_pair_table.c: what the statistics of a head say, for so many groups (even, 2 .. PAIR_MAX_GROUPS). Freed by free().
+ * pair: coordinates are the key's dimensions, bits by the pairs' E[q^2] x spread. -ENOMEM.
+ */
+int codec_pair_table_new(const struct key_statistics *statistics, uint32_t layer, uint32_t kv_head, uint32_t n_groups,
+                         struct pair_table **ret_table);
+/* Groups of a head for `bits` and a quarter bits a dimension, of which mean, a and t take 3/8 at head_dim 64. */
+uint32_t codec_pair_table_groups(uint32_t head_dim, uint32_t bits);
+
+static inline size_t pair_scales_offset(uint32_t n_groups)
+{
+    return (size_t)n_groups / 2 * PAIR_KEYS;
+}
+static inline size_t pair_along_offset(uint32_t n_groups)
+{
+    return pair_scales_offset(n_groups) + PAIR_KEYS;
+}
+static inline size_t pair_mean_offset(uint32_t n_groups)
+{
+    return pair_along_offset(n_groups) + PAIR_KEYS;
+}
+static inline size_t pair_tile_bytes(uint32_t n_groups, uint32_t head_dim)
+{
+    return pair_mean_offset(n_groups) + ((size_t)head_dim + 63) / 64 * 64;
+}
+
+static inline float pair_side(float mean_step, uint32_t along_code)
+{
+    uint32_t bits;
+    memcpy(&bits, &mean_step, sizeof bits);
+    bits = (bits & ~255u) | along_code;
+    memcpy(&mean_step, &bits, sizeof bits);
+    return mean_step;
+}
+static inline float pair_mean_step(float side)
+{
+    return pair_side(side, 0);
+}
+static inline float pair_along_step(float side)
+{
+    uint32_t bits;
+    memcpy(&bits, &side, sizeof bits);
+    return key_scale_value(bits & 255u);
+}
+
+/* A prepared query: this, then float [16 x 16ths of head_dim] as given, then the look-ups: uint8 [n_groups][16]. */
+struct pair_query {
+    float factor; /* scale * the step of the look-ups */
+    float offset; /* scale * the sum of the groups' least values */
+    float scale;
+    float along; /* scale * q . u */
+    float padding[12];
+};
+_Static_assert(sizeof(struct pair_query) == 64, "what follows is aligned");
+
+static inline uint32_t pair_sixteenths(uint32_t head_dim)
+{
+    return (head_dim + 15) / 16;
+}
+static inline size_t pair_query_bytes(uint32_t n_groups, uint32_t head_dim)
+{
+    const size_t tables = ((size_t)n_groups * PAIR_CODEWORDS + 63) / 64 * 64;
+    return sizeof(struct pair_query) + pair_sixteenths(head_dim) * 16 * sizeof(float) + tables;
+}
+static inline const float *pair_query_floats(const void *query)
+{
+    return (const float *)(const void *)((const uint8_t *)query + sizeof(struct pair_query));
+}
+static inline const uint8_t *pair_query_tables(const void *query, uint32_t head_dim)
+{
+    return (const uint8_t *)query + sizeof(struct pair_query) + pair_sixteenths(head_dim) * 16 * sizeof(float);
+}
+
+/* As key_codec.score. One file per instruction set. */
+struct pair_kernels {
+    void (*score)(const void *query, uint32_t n_queries, uint32_t head_dim, uint32_t n_groups, const void *tiles,
+                  const float *sides, uint32_t n_tiles, float *scores, size_t stride);
+};
+extern const struct pair_kernels codec_pair_plain;
+extern const struct pair_kernels codec_pair_avx2;
+extern const struct pair_kernels codec_pair_avx512;
+
+/* codec_pair_quantize.c: keys -> tile and side, the same bytes on every instruction set. */
+void codec_pair_quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side);

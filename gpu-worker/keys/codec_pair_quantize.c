@@ -1,0 +1,173 @@
+/*
+ * codec_pair_quantize.c - keys of a block -> a tile of the pair codecs and its side.
+ *
+ * Invariant  plain C in one fixed order without contraction or approximate operations: the same bytes on every instruction
+ *            set, whether denormal numbers are flushed or not (none arises). Loops run over the 64 keys side by side, so
+ *            that a compiler can use whatever vectors the build allows without changing a sum.
+ *
+ * Each key is divided by its own size before the nearest codewords are looked for, which are made for residuals of the usual
+ * spread; a is then the best scale of what they say. What is left along the mean query is kept apart (8 bits), as an error
+ * there moves the scores of all queries the same way.
+ */
+#include "gpu-worker/keys/codec_pair.h"
+
+#include <math.h>
+
+#define KEY_LARGEST 65504.0f /* of f16, the largest that a row holds */
+#define SMALLEST    0x1p-40f /* anything smaller is 0: no row has it */
+#define ROUND_MAGIC 12582912.0f
+
+/* A broken model's numbers: NaN counts as 0, what is beyond the largest half as that. In integers, as these vectorise. */
+static inline float cleaned(float x)
+{
+    const float smallest = SMALLEST, largest = KEY_LARGEST;
+    uint32_t bits, largest_bits, smallest_bits;
+    memcpy(&bits, &x, sizeof bits);
+    memcpy(&largest_bits, &largest, sizeof bits);
+    memcpy(&smallest_bits, &smallest, sizeof bits);
+    uint32_t magnitude = bits & 0x7fffffffu;
+    magnitude = magnitude < smallest_bits || magnitude > 0x7f800000u ? 0 : magnitude;
+    magnitude = magnitude > largest_bits ? largest_bits : magnitude;
+    bits = magnitude | (bits & 0x80000000u);
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+/* r [head_dim][64], the mean taken away; returns the mean's step, a float whose lowest 8 bits are 0. */
+static float take_mean(const float *keys, uint32_t head_dim, int8_t *mean, float *r)
+{
+    float means[KERNELS_MAX_HEAD_DIM], largest = 0;
+    for (uint32_t i = 0; i < head_dim; i++)
+        for (uint32_t j = 0; j < PAIR_KEYS; j++)
+            r[i * PAIR_KEYS + j] = cleaned(keys[(size_t)j * head_dim + i]);
+    for (uint32_t i = 0; i < head_dim; i++) {
+        float sums[8] = {0};
+        for (uint32_t j = 0; j < PAIR_KEYS; j += 8)
+            for (uint32_t lane = 0; lane < 8; lane++)
+                sums[lane] += r[i * PAIR_KEYS + j + lane];
+        means[i] =
+            (((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))) / PAIR_KEYS;
+        largest = fabsf(means[i]) > largest ? fabsf(means[i]) : largest;
+    }
+    const float step = pair_mean_step(largest < SMALLEST ? SMALLEST : largest / 127.0f);
+    for (uint32_t i = 0; i < head_dim; i++) {
+        const float steps = (means[i] / step + ROUND_MAGIC) - ROUND_MAGIC;
+        mean[i] = (int8_t)(steps > 127 ? 127 : steps < -127 ? -127 : steps);
+        const float decoded = step * (float)mean[i];
+        for (uint32_t j = 0; j < PAIR_KEYS; j++)
+            r[i * PAIR_KEYS + j] -= decoded;
+    }
+    return step;
+}
+
+/* y [n_coordinates][64] = A r */
+static void analyse(const struct pair_table *table, const float *r, float *y)
+{
+    for (uint32_t c = 0; c < table->n_coordinates; c++, y += PAIR_KEYS) {
+        float sums[PAIR_KEYS] = {0};
+        const uint32_t first = table->dense ? 0 : table->dimension[c];
+        const uint32_t end = table->dense ? table->head_dim : first + 1;
+        const float *factors =
+            table->dense ? table->analysis + (size_t)c * table->head_dim : table->analysis + c - first;
+        for (uint32_t i = first; i < end; i++)
+            for (uint32_t j = 0; j < PAIR_KEYS; j++)
+                sums[j] += factors[i] * r[i * PAIR_KEYS + j];
+        for (uint32_t j = 0; j < PAIR_KEYS; j++)
+            y[j] = fabsf(sums[j]) < SMALLEST ? 0 : sums[j];
+    }
+}
+
+/* What the codewords chosen for 64 keys add up to. */
+struct sums {
+    float products[PAIR_KEYS]; /* <y, codewords> */
+    float squares[PAIR_KEYS];  /* |codewords|^2 */
+    float along[PAIR_KEYS];    /* u' B' codewords */
+};
+
+/* The nearest codewords of one group; codes [64] get them at `shift`. */
+static void choose(const struct pair_table *table, uint32_t g, const float *y, const float *inverse, uint32_t shift,
+                   uint8_t *codes, struct sums *sums)
+{
+    const struct pair_group *group = &table->groups[g];
+    const float *codewords = table->codewords + group->codewords;
+    float nearest[PAIR_KEYS];
+    int32_t chosen[PAIR_KEYS] = {0};
+    y += (size_t)group->first * PAIR_KEYS;
+    for (uint32_t c = 0; c < PAIR_CODEWORDS; c++) {
+        float towards[PAIR_KEYS] = {0}; /* least |z - codeword|^2 = |z|^2 + 2 (|codeword|^2 / 2 - <z, codeword>) */
+        for (uint32_t i = 0; i < group->n; i++)
+            for (uint32_t j = 0; j < PAIR_KEYS; j++)
+                towards[j] += codewords[c * group->n + i] * y[i * PAIR_KEYS + j];
+        const float half = table->half_squares[g * PAIR_CODEWORDS + c];
+        for (uint32_t j = 0; j < PAIR_KEYS; j++) {
+            const float distance = half - towards[j] * inverse[j];
+            const int nearer = c == 0 || distance < nearest[j];
+            nearest[j] = nearer ? distance : nearest[j];
+            chosen[j] = nearer ? (int32_t)c : chosen[j];
+        }
+    }
+    for (uint32_t j = 0; j < PAIR_KEYS; j++) {
+        const float *codeword = codewords + (size_t)chosen[j] * group->n;
+        codes[j] = (uint8_t)(codes[j] | chosen[j] << shift);
+        for (uint32_t i = 0; i < group->n; i++) {
+            sums->products[j] += codeword[i] * y[i * PAIR_KEYS + j];
+            sums->squares[j] += codeword[i] * codeword[i];
+            sums->along[j] += codeword[i] * table->along[group->first + i];
+        }
+    }
+}
+
+/* t [64] in 8 bits; returns the code of their step. */
+static uint32_t quantize_along(const float *t, int8_t *along)
+{
+    float largest = 0;
+    for (uint32_t j = 0; j < PAIR_KEYS; j++)
+        largest = fabsf(t[j]) > largest ? fabsf(t[j]) : largest;
+    uint32_t code = key_scale_code(largest * (1.0f / 127.0f));
+    if (code && code < 255 && key_scale_value(code) * 127.5f < largest)
+        code++;
+    const float inverse = code ? key_scale_value(256 - code) : 0;
+    for (uint32_t j = 0; j < PAIR_KEYS; j++) {
+        const float steps = t[j] * inverse, clamped = steps > 127 ? 127 : steps < -127 ? -127 : steps;
+        along[j] = (int8_t)((clamped + ROUND_MAGIC) - ROUND_MAGIC);
+    }
+    return code;
+}
+
+void codec_pair_quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side)
+{
+    const uint32_t head_dim = table->head_dim;
+    uint8_t *codes = tile, *scales = codes + pair_scales_offset(table->n_groups);
+    int8_t *along = (int8_t *)tile + pair_along_offset(table->n_groups);
+    int8_t *mean = (int8_t *)tile + pair_mean_offset(table->n_groups);
+    _Alignas(64) float r[KERNELS_MAX_HEAD_DIM * PAIR_KEYS], y[KERNELS_MAX_HEAD_DIM * PAIR_KEYS];
+    memset(tile, 0, pair_tile_bytes(table->n_groups, head_dim));
+    const float mean_step = take_mean(keys, head_dim, mean, r);
+    analyse(table, r, y);
+
+    float sizes[PAIR_KEYS] = {0}, inverse[PAIR_KEYS];
+    for (uint32_t c = 0; c < table->n_coordinates; c++)
+        for (uint32_t j = 0; j < PAIR_KEYS; j++)
+            sizes[j] += y[c * PAIR_KEYS + j] * y[c * PAIR_KEYS + j] * table->inverse_spread[c];
+    for (uint32_t j = 0; j < PAIR_KEYS; j++) {
+        const uint32_t code = key_scale_code(sqrtf(sizes[j]));
+        inverse[j] = code ? key_scale_value(256 - code) : 0;
+    }
+
+    struct sums sums;
+    memset(&sums, 0, sizeof sums);
+    for (uint32_t g = 0; g < table->n_groups; g++)
+        choose(table, g, y, inverse, g % 2 * 4, codes + (size_t)g / 2 * PAIR_KEYS, &sums);
+
+    float t[PAIR_KEYS] = {0};
+    for (uint32_t i = 0; i < head_dim; i++)
+        for (uint32_t j = 0; j < PAIR_KEYS; j++)
+            t[j] += table->direction[i] * r[i * PAIR_KEYS + j];
+    for (uint32_t j = 0; j < PAIR_KEYS; j++) {
+        const bool says = inverse[j] > 0 && sums.products[j] > 0 && sums.squares[j] > 0;
+        const uint32_t code = says ? key_scale_code(sums.products[j] / sums.squares[j]) : 0;
+        scales[j] = (uint8_t)code;
+        t[j] -= key_scale_value(code) * sums.along[j];
+    }
+    *ret_side = pair_side(mean_step, quantize_along(t, along));
+}
