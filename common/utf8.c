@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdint.h>
+#include <string.h>
 
 /* Bytes of the character that starts with `first`; 0: nothing starts with it. */
 static size_t length_of(uint8_t first)
@@ -26,11 +27,22 @@ static int second_is_good(uint8_t first, uint8_t second)
     return second >= lowest && second <= highest;
 }
 
+static int is_ascii(const uint8_t bytes[sizeof(uint64_t)])
+{
+    uint64_t word;
+    memcpy(&word, bytes, sizeof(word));
+    return (word & UINT64_C(0x8080808080808080)) == 0;
+}
+
 int utf8_check(const void *bytes, size_t n_bytes, size_t *ret_offset)
 {
     const uint8_t *b = bytes;
     size_t i = 0;
     while (i < n_bytes) {
+        if (n_bytes - i >= sizeof(uint64_t) && is_ascii(b + i)) { /* most of most texts, which may have megabytes */
+            i += sizeof(uint64_t);
+            continue;
+        }
         size_t length = length_of(b[i]);
         int good = length != 0 && length <= n_bytes - i && (length == 1 || second_is_good(b[i], b[i + 1]));
         for (size_t k = 2; good && k < length; k++)

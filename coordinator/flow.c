@@ -197,6 +197,8 @@ static void enter_work(struct server *server, struct request *request)
 
 void flow_accepted(struct server *server, struct request *request)
 {
+    if (!request->session) /* a job */
+        return;
     Hcattn__Accepted accepted = HCATTN__ACCEPTED__INIT;
     accepted.n_prompt_ids = request->n_ids;
     accepted.prompt_ids = request->ids;
@@ -249,6 +251,9 @@ static void enter(struct server *server, struct request *request)
     case REQUEST_SCORE:
         enter_work(server, request);
         break;
+    case REQUEST_JOB:
+        jobs_enter(server, request);
+        break;
     default:
         operate_enter(server, request);
         break;
@@ -295,7 +300,9 @@ static void advance(struct server *server, struct request *request)
         queue_advance(server, request);
         break;
     case REQUEST_QUEUED:
-        if ((worker = workers_bind(server, request->session)))
+        if (request->kind == REQUEST_JOB)
+            jobs_advance(server, request);
+        else if ((worker = workers_bind(server, request->session)))
             flow_run(server, request, worker);
         break;
     default:
@@ -344,8 +351,8 @@ static void judge_at_worker(struct server *server, struct request *request)
         request->heard_us = server->now_us;
     if (server->now_us - request->heard_us <= server->options.hang_timeout_us)
         return;
-    LOG_WARNING("request %016llx: gpu-worker %u is idle and does not answer it: sent again",
-                (unsigned long long)request->id, worker->index);
+    LOG_WARNING("request %016llx: gpu-worker %u is idle and does not answer it: %s", (unsigned long long)request->id,
+                worker->index, request->kind == REQUEST_JOB ? "given up" : "sent again");
     workers_stop(server, request);
     flow_redispatch(server, request, true);
 }
@@ -369,6 +376,8 @@ void flow_tick(struct server *server)
     uint64_t now_us = server->now_us;
     uint32_t cursor = 0;
     for (struct request *request; (request = requests_next(server->requests, &cursor));) {
+        if (request->kind == REQUEST_JOB)
+            jobs_tick(server, request);
         uint64_t waited_us = now_us - request->waiting_us;
         if (request->state == REQUEST_CANCELLING && waited_us > server->options.hang_timeout_us) {
             LOG_WARNING("request %016llx: its worker did not confirm that it stopped", (unsigned long long)request->id);

@@ -122,6 +122,10 @@ void flow_run(struct server *server, struct request *request, struct process *wo
 
 void flow_redispatch(struct server *server, struct request *request, bool died)
 {
+    if (request->kind == REQUEST_JOB && request->state == REQUEST_RUNNING) {
+        jobs_lost(server, request);
+        return;
+    }
     request->worker = request->work = 0;
     if (request->state == REQUEST_CANCELLING) {
         flow_stopped(server, request);
@@ -414,6 +418,10 @@ void flow_work_reply(struct server *server, struct request *request, Hcattn__Wor
     }
     if (request->state != REQUEST_RUNNING && request->state != REQUEST_CANCELLING)
         return;
+    if (request->kind == REQUEST_JOB) {
+        jobs_reply(server, request, reply);
+        return;
+    }
     bool last = reply->reply_case == HCATTN__WORK__WORK_REPLY__REPLY_FINISHED ||
                 reply->reply_case == HCATTN__WORK__WORK_REPLY__REPLY_ERROR;
     if (request->restart) { /* what was under way is sent again from resume_from */

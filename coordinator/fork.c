@@ -20,6 +20,12 @@ static const Hcattn__Fork *message_of(const struct request *request)
     return ((const Hcattn__Request *)request->message)->fork;
 }
 
+static const char *policy_of(const struct request *request, const struct session *source)
+{
+    const char *policy = message_of(request)->policy;
+    return policy[0] ? policy : source->terms.policy;
+}
+
 static void forked(struct server *server, struct request *request, struct session *session)
 {
     Hcattn__Forked message = HCATTN__FORKED__INIT;
@@ -37,7 +43,7 @@ static void exists(struct server *server, struct request *request, const struct 
                    struct session *session, uint32_t n_blocks)
 {
     uint32_t n_sealed = sessions_n_sealed(session, server->descriptors);
-    if (strcmp(session->terms.policy, source->terms.policy) == 0 &&
+    if (strcmp(session->terms.policy, policy_of(request, source)) == 0 &&
         session->terms.exact_tokens == source->terms.exact_tokens && n_sealed == n_blocks &&
         sessions_same_ids(source, session, server->descriptors, n_blocks))
         forked(server, request, session);
@@ -91,6 +97,7 @@ static void begin(struct server *server, struct request *request, struct session
     }
     if (session) {
         session->terms = source->terms;
+        snprintf(session->terms.policy, sizeof(session->terms.policy), "%s", policy_of(request, source));
         session->terms.opened_unix_s = (uint64_t)time(NULL);
         session->terms.flags = message->ephemeral ? SESSION_EPHEMERAL : 0;
         session->terms.idle_timeout_s = message->idle_timeout_s;

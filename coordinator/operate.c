@@ -84,7 +84,7 @@ static void reserving_policy(struct server *server, struct request *request)
 
 /* ---- DescribeSession ---- */
 
-void operate_counted(struct server *server, struct request *request, Hcattn__SessionCounts *counts)
+void operate_counted(struct server *server, struct request *request, const Hcattn__Work__Counted *counted)
 {
     const struct session *session = sessions_find(server->sessions, request->session_id);
     if (!session) { /* closed while the worker was asked */
@@ -95,7 +95,8 @@ void operate_counted(struct server *server, struct request *request, Hcattn__Ses
     Hcattn__SessionStats stats;
     stats_session(server, session, &stats);
     message.stats = &stats;
-    message.counts = counts;
+    message.counts = counted ? counted->counts : NULL;
+    message.profile = counted ? counted->profile : NULL;
     message.n_layers = server->model.shape.n_layers;
     message.n_kv_heads = server->model.shape.n_kv_heads;
     Hcattn__Reply reply = HCATTN__REPLY__INIT;

@@ -132,6 +132,15 @@ void queue_advance(struct server *server, struct request *request)
     server->dirty = true; /* the next one's turn may have come, too */
 }
 
+void queue_probe(struct server *server, struct request *request)
+{
+    if (server->now_us - request->probed_us <= PROBE_US)
+        return;
+    request->probed_us = server->now_us;
+    if (!request->mute && stats_health(server, &request->client, 0) == -EHOSTUNREACH)
+        flow_abandon(server, request);
+}
+
 void queue_tick(struct server *server, struct request *request)
 {
     uint64_t now_us = server->now_us;
@@ -146,9 +155,7 @@ void queue_tick(struct server *server, struct request *request)
             "the value-stores had no room within %g s: %llu bytes asked, %llu free for this session, %u requests wait",
             (double)server->options.queue_timeout_us / 1e6, (unsigned long long)room.bytes_asked,
             (unsigned long long)room.bytes_free, numbers.n_queued);
-    } else if (now_us - request->probed_us > PROBE_US) {
-        request->probed_us = now_us;
-        if (!request->mute && stats_health(server, &request->client, 0) == -EHOSTUNREACH)
-            flow_abandon(server, request);
+    } else {
+        queue_probe(server, request);
     }
 }

@@ -14,7 +14,8 @@ static const struct {
     const char *name;
     uint32_t to;
 } states[] = {
-    [REQUEST_ENTERED] = {"entered", TO(REQUEST_PREPARING) | TO(REQUEST_RESERVING) | TO(REQUEST_DONE)},
+    [REQUEST_ENTERED] = {"entered",
+                         TO(REQUEST_PREPARING) | TO(REQUEST_RESERVING) | TO(REQUEST_QUEUED) | TO(REQUEST_DONE)},
     [REQUEST_PREPARING] = {"preparing", TO(REQUEST_RESERVING) | TO(REQUEST_DONE)},
     [REQUEST_RESERVING] = {"reserving", TO(REQUEST_QUEUED) | TO(REQUEST_WAITING) | TO(REQUEST_DONE)},
     [REQUEST_WAITING] = {"waiting for room", TO(REQUEST_RESERVING) | TO(REQUEST_DONE)},
@@ -25,12 +26,19 @@ static const struct {
 };
 
 static const char *const kind_names[] = {
-    [REQUEST_OPEN] = "OpenSession",     [REQUEST_CLOSE] = "CloseSession",
-    [REQUEST_APPEND] = "Append",        [REQUEST_GENERATE] = "Generate",
-    [REQUEST_SCORE] = "Score",          [REQUEST_FORK] = "Fork",
-    [REQUEST_SET_POLICY] = "SetPolicy", [REQUEST_DESCRIBE] = "DescribeSession",
-    [REQUEST_DRAIN] = "Drain",          [REQUEST_SET_TRANSPORT] = "SetTransport",
-    [REQUEST_TOKENIZE] = "Tokenize",    [REQUEST_DETOKENIZE] = "Detokenize",
+    [REQUEST_OPEN] = "OpenSession",
+    [REQUEST_CLOSE] = "CloseSession",
+    [REQUEST_APPEND] = "Append",
+    [REQUEST_GENERATE] = "Generate",
+    [REQUEST_SCORE] = "Score",
+    [REQUEST_FORK] = "Fork",
+    [REQUEST_SET_POLICY] = "SetPolicy",
+    [REQUEST_DESCRIBE] = "DescribeSession",
+    [REQUEST_DRAIN] = "Drain",
+    [REQUEST_SET_TRANSPORT] = "SetTransport",
+    [REQUEST_JOB] = "RunJob",
+    [REQUEST_TOKENIZE] = "Tokenize",
+    [REQUEST_DETOKENIZE] = "Detokenize",
 };
 
 int requests_new(uint32_t capacity, struct requests **ret_requests)

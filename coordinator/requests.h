@@ -30,6 +30,7 @@ enum request_kind {
     REQUEST_DESCRIBE,
     REQUEST_DRAIN,
     REQUEST_SET_TRANSPORT,
+    REQUEST_JOB,
     REQUEST_TOKENIZE,
     REQUEST_DETOKENIZE,
 };
@@ -39,7 +40,7 @@ enum request_state {
     REQUEST_PREPARING,  /* waits for a worker to make ids of the input, or pieces or text of ids, or to count */
     REQUEST_RESERVING,  /* waits for the stores (Drain: for the others; SetTransport: for all pairs) */
     REQUEST_WAITING,    /* in the queue for room: holds its session and no new blocks */
-    REQUEST_QUEUED,     /* has room; waits for a worker */
+    REQUEST_QUEUED,     /* has room (a job needs none); waits for a worker */
     REQUEST_RUNNING,    /* a worker runs it */
     REQUEST_CANCELLING, /* the worker was told to stop; its final reply is awaited */
     REQUEST_DONE,
@@ -64,12 +65,12 @@ struct request {
     uint32_t max_tokens;
     bool default_max_tokens;
     uint32_t resume_from; /* as the client said */
-    uint64_t forwarded;   /* tokens (Score: positions) that the client has */
+    uint64_t forwarded;   /* tokens (Score: positions; RunJob: rows) that the client has */
     uint64_t score_base;  /* first position that was scored */
 
     uint64_t ticket;    /* place in the queue for room, growing; 0: never was in it */
     uint64_t queued_us; /* since when it waits for room */
-    uint64_t probed_us; /* when its client was last looked for */
+    uint64_t probed_us; /* when its client was last looked for, or told something of a job */
     uint32_t n_copied;  /* Fork: blocks that are copied */
     uint64_t n_before;  /* Drain: requests that had ended before */
 
@@ -113,7 +114,7 @@ static inline bool requests_is_work(enum request_kind kind)
 /* Does a Drain wait for it, and refuse new ones? */
 static inline bool requests_is_drained(enum request_kind kind)
 {
-    return requests_is_work(kind) || kind == REQUEST_OPEN || kind == REQUEST_FORK;
+    return requests_is_work(kind) || kind == REQUEST_OPEN || kind == REQUEST_FORK || kind == REQUEST_JOB;
 }
 bool requests_same_route(const struct client_route *a, const struct client_route *b);
 

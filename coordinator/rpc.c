@@ -187,6 +187,9 @@ static struct request describe(const struct server *server, const struct client_
     case HCATTN__REQUEST__REQUEST_SET_TRANSPORT:
         given.kind = REQUEST_SET_TRANSPORT;
         break;
+    case HCATTN__REQUEST__REQUEST_RUN_JOB:
+        given.kind = REQUEST_JOB;
+        break;
     case HCATTN__REQUEST__REQUEST_TOKENIZE:
         given.kind = REQUEST_TOKENIZE;
         break;

@@ -8,7 +8,7 @@
  * stats.c    Health, Stats, sessions             data.c     descriptors
  * validate.c what a client may ask               queue.c    room for a request, and the line for it
  * fork.c     copies of sessions                  rings.c    pairs that do without the coordinator
- * operate.c  Drain, SetTransport, SetPolicy, DescribeSession
+ * operate.c  Drain, SetTransport, SetPolicy, DescribeSession         jobs.c     RunJob
  *
  * Invariant  everything here belongs to the server's thread. `dirty` is set by whatever may let a waiting request or a
  *            closing session go on; the loop then runs flow_advance() and orders_settle() until nothing moves.
@@ -222,6 +222,7 @@ void workers_exchange_ready(struct server *server, struct process *store,
                             const Hcattn__Control__ExchangeReady *message);
 void workers_hung_up(struct server *server, struct process *process);
 void workers_died(struct server *server, struct process *process);
+bool workers_serves(const struct process *process);        /* is it a worker that work can be sent to? */
 struct process *workers_pick(const struct server *server); /* the least busy one; NULL: none is ready */
 /* The worker that the session is bound to, unless that is dead or about to be (NULL). It may not be ready. */
 struct process *workers_holding(const struct server *server, const struct session *session);
@@ -306,6 +307,7 @@ void flow_end_all(struct server *server);
 bool queue_reserve(struct server *server, struct request *request);
 void queue_advance(struct server *server, struct request *request); /* that waits in line */
 void queue_tick(struct server *server, struct request *request);
+void queue_probe(struct server *server, struct request *request); /* abandons it if its client is gone */
 uint32_t queue_n_waiting(const struct server *server);
 
 /* ---- fork.c ---- */
@@ -316,8 +318,17 @@ void fork_reserving(struct server *server, struct request *request);
 void operate_enter(struct server *server,
                    struct request *request); /* SetPolicy, DescribeSession, Drain, SetTransport */
 void operate_reserving(struct server *server, struct request *request); /* SetPolicy, Drain, SetTransport */
-void operate_counted(struct server *server, struct request *request, Hcattn__SessionCounts *counts); /* or NULL */
+void operate_counted(struct server *server, struct request *request,
+                     const Hcattn__Work__Counted *counted);        /* or NULL */
 void operate_late(struct server *server, struct request *request); /* it has waited for as long as it may */
+
+/* ---- jobs.c ---- */
+void jobs_enter(struct server *server, struct request *request);
+void jobs_advance(struct server *server, struct request *request); /* that waits for a worker */
+void jobs_reply(struct server *server, struct request *request,
+                Hcattn__Work__WorkReply *reply);                /* what its worker says */
+void jobs_lost(struct server *server, struct request *request); /* its worker is gone, or has forgotten it */
+void jobs_tick(struct server *server, struct request *request);
 
 /* ---- stats.c ---- */
 bool stats_ready(const struct server *server, char *sentence, size_t sentence_size); /* and what is missing */

@@ -15,6 +15,12 @@
 #define MAX_WINDOW       4096u /* of penalties: their time grows with its square, and all streams wait for it */
 #define MAX_MESSAGES     4096u
 
+#define MAX_JOB_TEXTS      256u
+#define MAX_JOB_NAME       255u
+#define MAX_JOB_BYTES      (UINT64_C(48) << 20) /* of all texts; what goes to the worker must stay below 64 MiB */
+#define MAX_JOB_PRESETS    64u
+#define MAX_JOB_ITERATIONS 100000u
+
 /*
  * Bytes of text or number of ids in one input. A worker makes ids of text between two steps: an input without a bound would
  * let all streams wait, and the ids and pieces of more than MAX_AMOUNT could not be sent back.
@@ -161,10 +167,6 @@ static Hcattn__ErrorCode check_generate(const struct server *server, const Hcatt
 static Hcattn__ErrorCode check_policy(const char *policy, char *sentence)
 {
     struct policy_terms terms;
-    if (strlen(policy) >= LAYOUT_POLICY_BYTES)
-        return refuse(sentence, HCATTN__ERROR_CODE__NOT_SUPPORTED,
-                      "policy \"%.32s...\": a name of %zu bytes; at most %u", policy, strlen(policy),
-                      LAYOUT_POLICY_BYTES - 1);
     return policy_parse(policy, &terms, sentence, SERVER_ERROR_BYTES) == 0 ? HCATTN__ERROR_CODE__OK
                                                                            : HCATTN__ERROR_CODE__NOT_SUPPORTED;
 }
@@ -185,6 +187,87 @@ static Hcattn__ErrorCode need_input(const struct server *server, const Hcattn__I
 {
     return validate_input_empty(input) ? INVALID("the prompt is empty") : check_input(server, input, sentence);
 }
+
+/* ---- jobs ---- */
+
+static Hcattn__ErrorCode check_texts(Hcattn__NamedText *const *texts, size_t n_texts, char *sentence)
+{
+    uint64_t n_bytes = 0;
+    if (n_texts > MAX_JOB_TEXTS)
+        return INVALID("%zu texts in one job; at most %u", n_texts, MAX_JOB_TEXTS);
+    for (size_t i = 0; i < n_texts; i++) {
+        size_t n_name = strlen(texts[i]->name), n_text = strlen(texts[i]->text);
+        if (n_name == 0 || n_name > MAX_JOB_NAME)
+            return INVALID("a text's name of %zu bytes; 1 to %u", n_name, MAX_JOB_NAME);
+        if (n_text == 0)
+            return INVALID("text \"%s\" is empty", texts[i]->name);
+        n_bytes += n_text;
+    }
+    if (n_bytes > MAX_JOB_BYTES)
+        return INVALID("%llu bytes of text in one job; at most %llu", (unsigned long long)n_bytes,
+                       (unsigned long long)MAX_JOB_BYTES);
+    Hcattn__ErrorCode code = HCATTN__ERROR_CODE__OK;
+    for (size_t i = 0; code == HCATTN__ERROR_CODE__OK && i < n_texts; i++) {
+        size_t offset;
+        code = check_text(texts[i]->name, "name of a text", sentence);
+        if (code == HCATTN__ERROR_CODE__OK && utf8_check(texts[i]->text, strlen(texts[i]->text), &offset) != 0)
+            code = INVALID("text \"%s\" is not UTF-8: byte %zu begins no character", texts[i]->name, offset);
+    }
+    return code;
+}
+
+static Hcattn__ErrorCode check_evaluate(const struct server *server, const Hcattn__Evaluate *evaluate, char *sentence)
+{
+    uint32_t context = evaluate->context, tail = evaluate->tail;
+    if (evaluate->n_texts == 0)
+        return INVALID("there is no text to evaluate on");
+    if (context == 0 || context % LAYOUT_BLOCK_TOKENS != 0)
+        return INVALID("a context of %u tokens; a multiple of %u", context, LAYOUT_BLOCK_TOKENS);
+    if (tail == 0 || tail % LAYOUT_BLOCK_TOKENS != 0 || tail >= context)
+        return INVALID("a tail of %u tokens; a multiple of %u, less than the context of %u", tail, LAYOUT_BLOCK_TOKENS,
+                       context);
+    if (server->model.known && context > server->model.n_ctx)
+        return INVALID("a context of %u tokens; the service's is %u", context, server->model.n_ctx);
+    if (evaluate->n_presets == 0 || evaluate->n_presets > MAX_JOB_PRESETS)
+        return INVALID("%zu presets to evaluate; 1 to %u", evaluate->n_presets, MAX_JOB_PRESETS);
+    for (size_t i = 0; i < evaluate->n_presets; i++) {
+        size_t n_bytes = strlen(evaluate->presets[i]);
+        if (n_bytes == 0 || n_bytes >= LAYOUT_POLICY_BYTES)
+            return INVALID("a preset's name of %zu bytes; 1 to %u", n_bytes, LAYOUT_POLICY_BYTES - 1);
+        Hcattn__ErrorCode code = check_text(evaluate->presets[i], "name of a preset", sentence);
+        if (code != HCATTN__ERROR_CODE__OK)
+            return code; /* which presets there are is the worker's to say: baselines exist only there */
+    }
+    return check_texts(evaluate->texts, evaluate->n_texts, sentence);
+}
+
+static Hcattn__ErrorCode check_codebook(const Hcattn__TrainCodebook *train, char *sentence)
+{
+    uint32_t c = train->n_centroids;
+    if (train->n_dims != 2 && train->n_dims != 4 && train->n_dims != 8)
+        return INVALID("sub-spaces of %u dimensions; 2, 4 or 8", train->n_dims);
+    if (c < 256 || c > 4096 || (c & (c - 1)) != 0)
+        return INVALID("%u centroids; 256 to 4096, a power of two", c);
+    if (train->max_iterations > MAX_JOB_ITERATIONS)
+        return INVALID("%u iterations; at most %u", train->max_iterations, MAX_JOB_ITERATIONS);
+    return check_texts(train->texts, train->n_texts, sentence);
+}
+
+static Hcattn__ErrorCode check_job(const struct server *server, const Hcattn__RunJob *job, char *sentence)
+{
+    switch (job->job_case) {
+    case HCATTN__RUN_JOB__JOB_EVALUATE:
+        return check_evaluate(server, job->evaluate, sentence);
+    case HCATTN__RUN_JOB__JOB_TRAIN_CODEBOOK:
+        return check_codebook(job->train_codebook, sentence);
+    case HCATTN__RUN_JOB__JOB_GATHER_STATISTICS:
+        return check_texts(job->gather_statistics->texts, job->gather_statistics->n_texts, sentence);
+    default:
+        return INVALID("a job without content, or of a kind that this version does not know");
+    }
+}
+
+/* ---- by kind ---- */
 
 static Hcattn__ErrorCode first_error(Hcattn__ErrorCode a, Hcattn__ErrorCode b)
 {
@@ -215,7 +298,9 @@ Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Re
     case HCATTN__REQUEST__REQUEST_FORK:
         if (request->fork->new_session != 0 && request->fork->new_session == request->fork->session)
             return INVALID("session %016llx cannot be a copy of itself", (unsigned long long)request->fork->session);
-        return need_session(request->fork->session, sentence);
+        return first_error(need_session(request->fork->session, sentence),
+                           request->fork->policy[0] ? check_policy(request->fork->policy, sentence)
+                                                    : HCATTN__ERROR_CODE__OK);
     case HCATTN__REQUEST__REQUEST_SET_POLICY:
         return check_policy(request->set_policy->policy, sentence);
     case HCATTN__REQUEST__REQUEST_DESCRIBE_SESSION:
@@ -226,6 +311,8 @@ Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Re
             return INVALID("transport \"%.32s\" is none that can be set; there is: ring, routed",
                            request->set_transport->transport);
         return HCATTN__ERROR_CODE__OK;
+    case HCATTN__REQUEST__REQUEST_RUN_JOB:
+        return check_job(server, request->run_job, sentence);
     case HCATTN__REQUEST__REQUEST_TOKENIZE:
         if (!request->tokenize->input || request->tokenize->input->input_case == HCATTN__INPUT__INPUT__NOT_SET)
             return INVALID("there is no input to tokenize");

@@ -152,7 +152,7 @@ void workers_died(struct server *server, struct process *process)
 
 /* ---- work ---- */
 
-static bool serves(const struct process *worker)
+bool workers_serves(const struct process *worker)
 {
     return worker->role == PROCESS_WORKER && worker->state == PROCESS_READY && peers_of(worker) &&
            !peers_of(worker)->gone;
@@ -163,8 +163,8 @@ struct process *workers_pick(const struct server *server)
     struct process *best = NULL;
     uint32_t best_load = 0, cursor = 0;
     for (struct process *worker; (worker = registry_next(server->registry, &cursor));) {
-        uint32_t load = serves(worker) ? requests_count_at(server->requests, worker->incarnation) : 0;
-        if (!serves(worker) || (best && load >= best_load))
+        uint32_t load = workers_serves(worker) ? requests_count_at(server->requests, worker->incarnation) : 0;
+        if (!workers_serves(worker) || (best && load >= best_load))
             continue;
         best = worker;
         best_load = load;
@@ -184,11 +184,12 @@ struct process *workers_bind(struct server *server, struct session *session)
 {
     struct process *worker = workers_holding(server, session);
     if (worker)
-        return serves(worker) ? worker : NULL; /* it comes back, or its death is what is awaited */
+        return workers_serves(worker) ? worker : NULL; /* it comes back, or its death is what is awaited */
     uint32_t best_load = 0, cursor = 0;
     for (struct process *other; (other = registry_next(server->registry, &cursor));) {
-        uint32_t load = serves(other) ? sessions_bound_to(server->sessions, other->incarnation) : 0;
-        if (!serves(other) || (worker && (load > best_load || (load == best_load && other->index > worker->index))))
+        uint32_t load = workers_serves(other) ? sessions_bound_to(server->sessions, other->incarnation) : 0;
+        if (!workers_serves(other) ||
+            (worker && (load > best_load || (load == best_load && other->index > worker->index))))
             continue;
         worker = other;
         best_load = load;

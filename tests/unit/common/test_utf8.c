@@ -72,6 +72,23 @@ static void the_offset_is_that_of_the_character(void **state)
     assert_int_equal(utf8_check("", 0, &offset), 0);
 }
 
+/* Long texts are looked at in words: a bad byte is found at every place of one, and what follows it is looked at. */
+static void every_place_of_a_long_text(void **state)
+{
+    (void)state;
+    for (size_t length = 1; length < 40; length++)
+        for (size_t at = 0; at < length; at++) {
+            char text[40];
+            size_t offset = 77;
+            memset(text, 'x', sizeof(text));
+            text[at] = '\xFF';
+            assert_int_equal(utf8_check(text, length, &offset), -EILSEQ);
+            assert_int_equal(offset, at);
+            memcpy(text + at, "\xE2\x82\xAC", at + 3 <= length ? 3 : 1);
+            assert_int_equal(utf8_check(text, length, &offset), at + 3 <= length ? 0 : -EILSEQ);
+        }
+}
+
 static void a_stream_holds_back_only_what_can_be_completed(void **state)
 {
     (void)state;
@@ -92,6 +109,7 @@ int main(void)
         cmocka_unit_test(every_character_is_accepted_and_surrogates_are_not),
         cmocka_unit_test(overlong_forms_are_refused),
         cmocka_unit_test(the_offset_is_that_of_the_character),
+        cmocka_unit_test(every_place_of_a_long_text),
         cmocka_unit_test(a_stream_holds_back_only_what_can_be_completed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,12 +40,13 @@ void fake_client_pump(struct fake_client *client)
 
 void fake_client_send(struct fakes *fakes, Hcattn__Request *request)
 {
-    uint8_t bytes[8192];
-    assert(hcattn__request__get_packed_size(request) <= sizeof(bytes));
+    uint8_t *bytes = malloc(hcattn__request__get_packed_size(request));
+    assert(bytes);
     struct frame frame = {bytes, hcattn__request__pack(request, bytes)};
     int result = socket_send(fakes->client.socket, &frame, 1, true);
     assert(result == 0);
     (void)result;
+    free(bytes);
 }
 
 uint64_t fake_client_ask(struct fakes *fakes, Hcattn__Request *request)
@@ -132,6 +133,41 @@ uint64_t fake_client_fork(struct fakes *fakes, uint64_t session, uint64_t new_se
     fork.n_tokens = n_tokens;
     request.request_case = HCATTN__REQUEST__REQUEST_FORK;
     request.fork = &fork;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_fork_as(struct fakes *fakes, uint64_t session, uint64_t new_session, const char *policy)
+{
+    Hcattn__Fork fork = HCATTN__FORK__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    fork.session = session;
+    fork.new_session = new_session;
+    fork.policy = (char *)(uintptr_t)policy;
+    request.request_case = HCATTN__REQUEST__REQUEST_FORK;
+    request.fork = &fork;
+    return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_evaluate(struct fakes *fakes, const char *text)
+{
+    static char name[] = "prose", preset[] = "default", baseline[] = "h2o";
+    char *presets[] = {preset, baseline};
+    Hcattn__NamedText named = HCATTN__NAMED_TEXT__INIT, *texts = &named;
+    Hcattn__Evaluate evaluate = HCATTN__EVALUATE__INIT;
+    Hcattn__RunJob job = HCATTN__RUN_JOB__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    named.name = name;
+    named.text = (char *)(uintptr_t)text;
+    evaluate.n_texts = 1;
+    evaluate.texts = &texts;
+    evaluate.context = 128;
+    evaluate.tail = 64;
+    evaluate.n_presets = 2;
+    evaluate.presets = presets;
+    job.job_case = HCATTN__RUN_JOB__JOB_EVALUATE;
+    job.evaluate = &evaluate;
+    request.request_case = HCATTN__REQUEST__REQUEST_RUN_JOB;
+    request.run_job = &job;
     return fake_client_ask(fakes, &request);
 }
 

@@ -261,17 +261,28 @@ void fake_worker_finished(struct fake_worker *worker, uint64_t work, uint32_t n_
     fake_worker_answer(worker, &reply);
 }
 
-void fake_worker_counts(struct fake_worker *worker, uint64_t work, uint64_t n_steps)
+void fake_worker_counts(struct fake_worker *worker, uint64_t work, uint64_t n_steps, bool profile)
 {
     Hcattn__SessionCounts counts = HCATTN__SESSION_COUNTS__INIT;
     Hcattn__Work__WorkReply reply = HCATTN__WORK__WORK_REPLY__INIT;
     uint64_t kept[2] = {3, 4};
+    Hcattn__Work__Counted counted = HCATTN__WORK__COUNTED__INIT;
+    Hcattn__HeadProfile heads = HCATTN__HEAD_PROFILE__INIT;
+    Hcattn__HeadClass classes[2] = {HCATTN__HEAD_CLASS__HEAD_FULL, HCATTN__HEAD_CLASS__HEAD_LOCAL};
+    float masses[2] = {1, 0.97f};
     counts.n_steps = n_steps;
     counts.n_n_kept = 2;
     counts.n_kept = kept;
     reply.work = work;
     reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_COUNTS;
-    reply.counts = &counts;
+    heads.recovery = 0.95f;
+    heads.n_tokens = 64;
+    heads.n_classes = heads.n_kept_mass = 2;
+    heads.classes = classes;
+    heads.kept_mass = masses;
+    counted.counts = &counts;
+    counted.profile = profile ? &heads : NULL;
+    reply.counts = &counted;
     fake_worker_answer(worker, &reply);
 }
 
@@ -297,5 +308,45 @@ void fake_worker_progress(struct fake_worker *worker, uint64_t work, uint64_t n_
     reply.work = work;
     reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_PROGRESS;
     reply.progress = &progress;
+    fake_worker_answer(worker, &reply);
+}
+
+void fake_worker_job_progress(struct fake_worker *worker, uint64_t work, double done)
+{
+    static char phase[] = "prose";
+    Hcattn__JobProgress progress = HCATTN__JOB_PROGRESS__INIT;
+    Hcattn__Work__WorkReply reply = HCATTN__WORK__WORK_REPLY__INIT;
+    progress.phase = phase;
+    progress.done = done;
+    progress.left_us = 7000000;
+    reply.work = work;
+    reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_JOB_PROGRESS;
+    reply.job_progress = &progress;
+    fake_worker_answer(worker, &reply);
+}
+
+void fake_worker_job_row(struct fake_worker *worker, uint64_t work, uint32_t index)
+{
+    Hcattn__EvalRow eval = HCATTN__EVAL_ROW__INIT;
+    Hcattn__JobRow row = HCATTN__JOB_ROW__INIT;
+    Hcattn__Work__WorkReply reply = HCATTN__WORK__WORK_REPLY__INIT;
+    eval.index = index;
+    eval.kld_mean = 0.25 * (index + 1);
+    row.eval = &eval;
+    reply.work = work;
+    reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_JOB_ROW;
+    reply.job_row = &row;
+    fake_worker_answer(worker, &reply);
+}
+
+void fake_worker_job_done(struct fake_worker *worker, uint64_t work)
+{
+    static char sentence[] = "that came of it";
+    Hcattn__JobDone done = HCATTN__JOB_DONE__INIT;
+    Hcattn__Work__WorkReply reply = HCATTN__WORK__WORK_REPLY__INIT;
+    done.sentence = sentence;
+    reply.work = work;
+    reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_JOB_DONE;
+    reply.job_done = &done;
     fake_worker_answer(worker, &reply);
 }

@@ -70,7 +70,8 @@ struct fake_worker {
     uint64_t ring_sequence[FAKE_STORES]; /* of the last RingUse */
     uint32_t n_ring_uses;
     char refused[512];
-    Hcattn__Work__WorkRequest *queue[FAKE_QUEUE]; /* Run, Stop, Forget, Detokenize, Count; and Prepare when mute */
+    Hcattn__Work__WorkRequest
+        *queue[FAKE_QUEUE]; /* Run, RunJob, Stop, Forget, Detokenize, Count; and Prepare when mute */
     uint32_t n_queue;
     struct descriptor last;
     uint32_t n_descriptors;
@@ -157,7 +158,10 @@ void fake_worker_finished(struct fake_worker *worker, uint64_t work, uint32_t n_
 void fake_worker_error(struct fake_worker *worker, uint64_t work, Hcattn__ErrorCode code);
 void fake_worker_progress(struct fake_worker *worker, uint64_t work, uint64_t n_done);
 void fake_worker_scored(struct fake_worker *worker, uint64_t work, uint64_t first, size_t n);
-void fake_worker_counts(struct fake_worker *worker, uint64_t work, uint64_t n_steps);
+void fake_worker_counts(struct fake_worker *worker, uint64_t work, uint64_t n_steps, bool profile);
+void fake_worker_job_progress(struct fake_worker *worker, uint64_t work, double done);
+void fake_worker_job_row(struct fake_worker *worker, uint64_t work, uint32_t index);
+void fake_worker_job_done(struct fake_worker *worker, uint64_t work);
 void fake_worker_say_done(struct fake_worker *worker, uint64_t sequence, int32_t status);
 void fake_worker_answer(struct fake_worker *worker, Hcattn__Work__WorkReply *reply);
 
@@ -190,6 +194,9 @@ uint64_t fake_client_score(struct fakes *fakes, uint64_t session, const char *te
 uint64_t fake_client_ask_exact(struct fakes *fakes, uint64_t session, const char *policy,
                                int64_t exact); /* < 0: absent */
 uint64_t fake_client_fork(struct fakes *fakes, uint64_t session, uint64_t new_session, uint64_t n_tokens);
+uint64_t fake_client_fork_as(struct fakes *fakes, uint64_t session, uint64_t new_session, const char *policy);
+uint64_t fake_client_evaluate(struct fakes *fakes,
+                              const char *text); /* of a context of 128, a tail of 64, two presets */
 uint64_t fake_client_set_policy(struct fakes *fakes, uint64_t session, const char *policy);
 uint64_t fake_client_set_transport(struct fakes *fakes, const char *transport);
 uint64_t fake_client_drain(struct fakes *fakes, bool resume);

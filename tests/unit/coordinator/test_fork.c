@@ -118,6 +118,37 @@ static void complete_blocks_of_a_running_session(void **state)
     assert_int_equal(held(6), 0);
 }
 
+/* Keys are made from the rows: a copy may have any policy. */
+static void a_copy_with_another_policy(void **state)
+{
+    (void)state;
+    static const char *const policy = "hcattention-25,fastgen=0.98";
+    Hcattn__Work__WorkRequest *run, *copy_run;
+    uint64_t id = running(5, 5 * 64 + 10, &run);
+    assert_int_equal(expect_forked(fake_client_fork_as(&fakes, 5, 6, policy), 5 * 64), 6);
+    for (int i = 0; i < 2; i++)
+        assert_string_equal(fakes.stores[i].policy, policy);
+    assert_int_equal(fakes.stores[0].exact_tokens, 77); /* as the source's */
+    /* asked again: it is there; as something else it is not */
+    assert_int_equal(expect_forked(fake_client_fork_as(&fakes, 5, 6, policy), 5 * 64), 6);
+    fake_client_expect_error(&fakes, fake_client_fork(&fakes, 5, 6, 0), ERROR_CODE(CONFLICT));
+    fake_client_expect_error(&fakes, fake_client_fork_as(&fakes, 5, 6, "full"), ERROR_CODE(CONFLICT));
+    fake_client_expect_error(&fakes, fake_client_fork_as(&fakes, 5, 7, "clever"), ERROR_CODE(NOT_SUPPORTED));
+    fake_client_expect_error(&fakes, fake_client_fork_as(&fakes, 5, 7, "full,fastgen=0.9"), ERROR_CODE(NOT_SUPPORTED));
+    assert_int_equal(held(7), 0);
+    /* what is forked from it has its policy */
+    assert_int_equal(expect_forked(fake_client_fork(&fakes, 6, 8, 64), 64), 8);
+    assert_string_equal(fakes.stores[0].policy, policy);
+    finish(id, run, 330);
+    uint64_t copy_id = fake_client_generate(&fakes, 6, "xy", 100);
+    fake_client_drop(&fakes, copy_id, REPLY(ACCEPTED));
+    copy_run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
+    assert_string_equal(copy_run->run->policy, policy);
+    finish(copy_id, copy_run, 5 * 64 + 2);
+    /* its tokens are there: its policy stays */
+    fake_client_expect_error(&fakes, fake_client_set_policy(&fakes, 6, "full"), ERROR_CODE(CONFLICT));
+}
+
 static void many_blocks_go_in_several_orders(void **state)
 {
     (void)state;
@@ -357,6 +388,7 @@ int main(void)
 #define TEST(name, how) cmocka_unit_test_setup_teardown(name, how, teardown)
     const struct CMUnitTest tests[] = {
         TEST(complete_blocks_of_a_running_session, setup),
+        TEST(a_copy_with_another_policy, setup),
         TEST(many_blocks_go_in_several_orders, setup),
         TEST(what_cannot_be_forked, setup),
         TEST(no_room_for_a_copy, setup),

@@ -135,6 +135,11 @@ static void variants_of_every_request(void **state)
     Hcattn__DescribeSession describe = HCATTN__DESCRIBE_SESSION__INIT;
     Hcattn__SetTransport set_transport = HCATTN__SET_TRANSPORT__INIT;
     Hcattn__Drain drain = HCATTN__DRAIN__INIT;
+    Hcattn__NamedText text = HCATTN__NAMED_TEXT__INIT, *texts = &text;
+    Hcattn__Evaluate evaluate = HCATTN__EVALUATE__INIT;
+    Hcattn__TrainCodebook train = HCATTN__TRAIN_CODEBOOK__INIT;
+    Hcattn__RunJob job = HCATTN__RUN_JOB__INIT;
+    char *presets = policy;
     fake_client_open_session(&fakes, 4711, false);
     request.request_id = 9;
     exact.n_tokens = 300;
@@ -148,6 +153,7 @@ static void variants_of_every_request(void **state)
     fork_message.new_session = 0x0102030405060709;
     fork_message.n_tokens = 64;
     fork_message.idle_timeout_s = 1;
+    fork_message.policy = policy;
     request.request_case = HCATTN__REQUEST__REQUEST_FORK;
     request.fork = &fork_message;
     send_variants(&request);
@@ -170,6 +176,25 @@ static void variants_of_every_request(void **state)
     drain.resume = true;
     request.request_case = HCATTN__REQUEST__REQUEST_DRAIN;
     request.drain = &drain;
+    send_variants(&request);
+    text.name = transport;
+    text.text = policy;
+    evaluate.n_texts = evaluate.n_presets = 1;
+    evaluate.texts = &texts;
+    evaluate.presets = &presets;
+    evaluate.context = 128;
+    evaluate.tail = 64;
+    job.job_case = HCATTN__RUN_JOB__JOB_EVALUATE;
+    job.evaluate = &evaluate;
+    request.request_case = HCATTN__REQUEST__REQUEST_RUN_JOB;
+    request.run_job = &job;
+    send_variants(&request);
+    train.n_dims = 2;
+    train.n_centroids = 256;
+    train.n_texts = 1;
+    train.texts = &texts;
+    job.job_case = HCATTN__RUN_JOB__JOB_TRAIN_CODEBOOK;
+    job.train_codebook = &train;
     send_variants(&request);
     hcattn__reply__free_unpacked(fake_client_take(&fakes, fake_client_drain(&fakes, true), REPLY(DRAINED)), NULL);
     expect_service();
@@ -346,7 +371,7 @@ static void counts_that_nobody_asked_for(void **state)
     uint64_t id = fake_client_append(&fakes, 1, "abc");
     fake_client_drop(&fakes, id, REPLY(ACCEPTED));
     Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, &fakes.workers[0], WORK(RUN));
-    fake_worker_counts(&fakes.workers[0], run->work, 3); /* to a Run */
+    fake_worker_counts(&fakes.workers[0], run->work, 3, true); /* to a Run */
     uint64_t describe = fake_client_describe(&fakes, 1);
     Hcattn__Work__WorkRequest *count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
     fake_worker_finished(&fakes.workers[0], count->work, 0, 3); /* to a Count */

@@ -233,7 +233,7 @@ static void a_session_in_detail(void **state)
     uint64_t id = fake_client_describe(&fakes, 5);
     Hcattn__Work__WorkRequest *count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
     assert_int_equal(count->count->session, 5);
-    fake_worker_counts(&fakes.workers[0], count->work, 42);
+    fake_worker_counts(&fakes.workers[0], count->work, 42, false);
     Hcattn__Reply *reply = fake_client_take(&fakes, id, REPLY(SESSION_DESCRIBED));
     assert_int_equal(reply->session_described->stats->session, 5);
     assert_int_equal(reply->session_described->stats->n_tokens, 3);
@@ -241,13 +241,28 @@ static void a_session_in_detail(void **state)
     assert_int_equal(reply->session_described->counts->n_kept[1], 4);
     assert_int_equal(reply->session_described->n_layers, segments_shape.n_layers);
     assert_int_equal(reply->session_described->n_kv_heads, segments_shape.n_kv_heads);
+    assert_null(reply->session_described->profile);
+    hcattn__reply__free_unpacked(reply, NULL);
+    fakes_drop(count);
+    /* with FastGen residency */
+    id = fake_client_describe(&fakes, 5);
+    count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
+    fake_worker_counts(&fakes.workers[0], count->work, 44, true);
+    reply = fake_client_take(&fakes, id, REPLY(SESSION_DESCRIBED));
+    const Hcattn__HeadProfile *profile = reply->session_described->profile;
+    assert_int_equal(reply->session_described->counts->n_steps, 44);
+    assert_non_null(profile);
+    assert_int_equal(profile->n_tokens, 64);
+    assert_true(profile->recovery == 0.95f && profile->n_classes == 2 && profile->n_kept_mass == 2);
+    assert_int_equal(profile->classes[1], HCATTN__HEAD_CLASS__HEAD_LOCAL);
+    assert_true(profile->kept_mass[1] == 0.97f);
     hcattn__reply__free_unpacked(reply, NULL);
     fakes_drop(count);
     /* the worker does not know it; what it says late is nothing to anybody */
     id = fake_client_describe(&fakes, 5);
     count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT));
     fake_worker_error(&fakes.workers[0], count->work, ERROR_CODE(NOT_FOUND));
-    fake_worker_counts(&fakes.workers[0], count->work, 43);
+    fake_worker_counts(&fakes.workers[0], count->work, 43, true);
     reply = fake_client_take(&fakes, id, REPLY(SESSION_DESCRIBED));
     assert_null(reply->session_described->counts);
     hcattn__reply__free_unpacked(reply, NULL);
@@ -285,7 +300,7 @@ static void a_worker_that_does_not_count(void **state)
     fakes_drop(count);
     count = fake_worker_take(&fakes, &fakes.workers[0], WORK(COUNT)); /* of the second one */
     fake_client_drop(&fakes, fake_client_close_session(&fakes, 5), REPLY(SESSION_CLOSED));
-    fake_worker_counts(&fakes.workers[0], count->work, 1);
+    fake_worker_counts(&fakes.workers[0], count->work, 1, false);
     fake_client_expect_error(&fakes, id, ERROR_CODE(NOT_FOUND));
     fakes_drop(count);
 }

@@ -78,7 +78,7 @@ static void every_move_is_in_the_table(void **state)
     (void)state;
     enum { N = REQUEST_DONE + 1 };
     static const uint16_t legal[N] = {
-        [REQUEST_ENTERED] = 1 << REQUEST_PREPARING | 1 << REQUEST_RESERVING | 1 << REQUEST_DONE,
+        [REQUEST_ENTERED] = 1 << REQUEST_PREPARING | 1 << REQUEST_RESERVING | 1 << REQUEST_QUEUED | 1 << REQUEST_DONE,
         [REQUEST_PREPARING] = 1 << REQUEST_RESERVING | 1 << REQUEST_DONE,
         [REQUEST_RESERVING] = 1 << REQUEST_QUEUED | 1 << REQUEST_WAITING | 1 << REQUEST_DONE,
         [REQUEST_WAITING] = 1 << REQUEST_RESERVING | 1 << REQUEST_DONE,
