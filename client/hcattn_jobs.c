@@ -17,6 +17,7 @@
 struct running {
     const struct hcattn_job_events *events;
     uint32_t n_rows; /* the caller has */
+    bool gap;        /* a row of this attempt is missing: its end is none */
     char sentence[HCATTN_SENTENCE_SIZE];
 };
 
@@ -78,14 +79,18 @@ static enum call_step take_row(struct running *running, const Hcattn__EvalRow *m
 {
     if (message->index < running->n_rows)
         return CALL_GOES_ON; /* from before the job was sent again */
-    if (message->index > running->n_rows)
+    if (message->index > running->n_rows) {
+        running->gap = true;
         return CALL_OUT_OF_STEP;
+    }
     uint64_t n_heads = (uint64_t)message->n_layers * message->n_kv_heads;
     if (message->n_kept_by_head && n_heads && message->n_kept_by_head != n_heads)
         return CALL_MALFORMED;
     struct hcattn_attention_row *attention = calloc(message->n_attention + 1, sizeof(*attention));
-    if (!attention)
-        return CALL_OUT_OF_STEP; /* no memory now: asked for again */
+    if (!attention) {
+        running->gap = true; /* no memory now: asked for again */
+        return CALL_OUT_OF_STEP;
+    }
     for (size_t i = 0; i < message->n_attention; i++)
         attention[i] = (struct hcattn_attention_row){.recall = message->attention[i]->recall,
                                                      .mass = message->attention[i]->mass,
@@ -133,11 +138,21 @@ static enum call_step on_reply(void *context, Hcattn__Reply *reply)
     case HCATTN__REPLY__REPLY_JOB_ROW:
         return reply->job_row->eval ? take_row(running, reply->job_row->eval) : CALL_MALFORMED;
     case HCATTN__REPLY__REPLY_JOB_DONE:
+        if (running->gap)
+            return CALL_OUT_OF_STEP;
         snprintf(running->sentence, sizeof(running->sentence), "%s", reply->job_done->sentence);
         return CALL_FINISHED;
     default:
         return CALL_MALFORMED;
     }
+}
+
+static bool prepare_again(void *context, bool lost)
+{
+    struct running *running = context;
+    (void)lost;
+    running->gap = false;
+    return true;
 }
 
 static int run(struct hcattn *client, Hcattn__RunJob *job, const struct hcattn_job_events *events, uint32_t timeout_ms,
@@ -147,6 +162,7 @@ static int run(struct hcattn *client, Hcattn__RunJob *job, const struct hcattn_j
     struct running running = {.events = events ? events : &none};
     struct call call = {.request = HCATTN__REQUEST__INIT,
                         .on_reply = on_reply,
+                        .prepare_again = prepare_again,
                         .context = &running,
                         .timeout_ms = timeout_ms,
                         .extends = true};

@@ -475,8 +475,9 @@ static void test_score(void **state)
 static void test_help(void **state)
 {
     struct service *service = *state;
-    static const char *const commands[] = {"up",    "down", "status", "sessions",  "generate", "chat", "tokenize",
-                                           "score", "fork", "policy", "transport", "drain",    "run"};
+    static const char *const commands[] = {"up",       "down",  "status",  "sessions",   "generate",  "chat",
+                                           "tokenize", "score", "fork",    "policy",     "transport", "drain",
+                                           "run",      "eval",  "profile", "statistics", "codebook"};
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         assert_int_equal(RUN(commands[i], "--help"), 0);
         assert_non_null(strstr(output(service), "--runtime-dir"));
