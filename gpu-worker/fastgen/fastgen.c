@@ -177,6 +177,8 @@ void fastgen_profile_add_row(struct fastgen_profile *profile, uint32_t layer, ui
     assert(position < profile->n_tokens && head->sums != NULL);
     uint32_t first = 0, end = position + 1, local = first_local(position + 1);
     if (profile->keeps_exact) {
+        if (2 * exact_set_n_old_tokens(position, profile->exact_tokens) <= position)
+            return;
         first = LAYOUT_N_SINKS;
         end = exact_set_n_old_blocks(position, profile->exact_tokens) * LAYOUT_BLOCK_TOKENS;
     }

@@ -52,7 +52,8 @@ struct fastgen_profile *fastgen_profile_free(struct fastgen_profile *profile); /
 
 /*
  * For who keeps and reads the exact set of a session (policy/exact_set.h) whatever the profile says: its tokens, row by row,
- * count as kept by every class. Without this call they do not, as published. Before the first row.
+ * count as kept by every class, and a row that sees old tokens for less than half says nothing of them and is left out. Without
+ * this call they do not, as published. Before the first row.
  */
 void fastgen_profile_keep_exact(struct fastgen_profile *profile, uint32_t exact_tokens);
 
