@@ -2,10 +2,11 @@
  * main.c - how fast keys are quantized and scored on this machine, one thread.
  *
  *     bench-keys [--isa plain|avx2|avx512|auto] [--layers N] [--kv-heads N] [--group N] [--head-dim N] [--blocks N]
- *               [--codec f16|rot4|rot3|rot2]
+ *               [--codec f16|rot4|rot3|rot2|pair3|pair2|pair1]
  *
  * Time is the thread's own, and the best of several rounds, so that work beside it disturbs little. The default
- * shape is a small model over 32,768 old tokens. Tiles come in runs of a chunk, as a key cache gives them.
+ * shape is a small model over 32,768 old tokens. Tiles come in runs of a chunk, as a key cache gives them. The statistics that
+ * pair codecs ask for are made up.
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <time.h>
 
 #include "gpu-worker/keys/key_cache.h"
+#include "gpu-worker/keys/quantizers.h"
 
 #define MOST_SECONDS 0.4
 #define MOST_ROUNDS  200
@@ -22,10 +24,11 @@ static struct {
     uint32_t n_layers, n_kv_heads, group, head_dim, n_blocks;
 } shape = {30, 3, 3, 64, 512};
 static const struct kernels *kernels;
+static struct quantizers *quantizers;
 
 struct work {
     const struct key_codec *codec;
-    struct key_head head;
+    const struct key_head *heads; /* [pool] */
     size_t tile_bytes, query_bytes;
     float *keys, *q, *sides, *scores;
     uint8_t *tiles, *queries; /* tiles [chunk][pool][KEY_CACHE_CHUNK_BLOCKS] */
@@ -80,7 +83,7 @@ static uint32_t n_pools(void)
 static void quantize(const struct work *work)
 {
     for (uint32_t pool = 0; pool < n_pools(); pool++)
-        work->codec->quantize(kernels, &work->head, work->keys,
+        work->codec->quantize(kernels, &work->heads[pool], work->keys,
                               work->tiles + (size_t)pool * KEY_CACHE_CHUNK_BLOCKS * work->tile_bytes,
                               work->sides + pool);
 }
@@ -89,8 +92,8 @@ static void quantize(const struct work *work)
 static void prepare(const struct work *work)
 {
     for (uint32_t pool = 0; pool < n_pools(); pool++)
-        work->codec->prepare(kernels, &work->head, work->q + (size_t)pool * shape.group * shape.head_dim, shape.group,
-                             0.125f, work->queries + pool * work->query_bytes);
+        work->codec->prepare(kernels, &work->heads[pool], work->q + (size_t)pool * shape.group * shape.head_dim,
+                             shape.group, 0.125f, work->queries + pool * work->query_bytes);
 }
 
 /* All tiles of a step. */
@@ -100,7 +103,7 @@ static void score(const struct work *work)
         for (uint32_t block = 0; block < shape.n_blocks; block += KEY_CACHE_CHUNK_BLOCKS) {
             const uint32_t left = shape.n_blocks - block;
             const size_t first = ((size_t)block / KEY_CACHE_CHUNK_BLOCKS * n_pools() + pool) * KEY_CACHE_CHUNK_BLOCKS;
-            work->codec->score(kernels, &work->head, work->queries + pool * work->query_bytes, shape.group,
+            work->codec->score(kernels, &work->heads[pool], work->queries + pool * work->query_bytes, shape.group,
                                work->tiles + first * work->tile_bytes, work->sides + first,
                                left < KEY_CACHE_CHUNK_BLOCKS ? left : KEY_CACHE_CHUNK_BLOCKS,
                                work->scores + (size_t)block * KERNELS_BLOCK_TOKENS,
@@ -108,11 +111,37 @@ static void score(const struct work *work)
         }
 }
 
+/* Spreads and moments fall off over the dimensions, as a model's do. */
+static void make_statistics(void)
+{
+    const struct row_shape rows = {shape.n_layers, shape.n_kv_heads, shape.head_dim, ROW_CODEC_F16};
+    const uint8_t hash[16] = {0};
+    struct key_statistics *statistics;
+    bool kept;
+    if (quantizers_new(&rows, hash, NULL, &quantizers) != 0 || key_statistics_new(&rows, hash, &statistics) != 0)
+        exit(1);
+    for (uint32_t pool = 0; pool < n_pools(); pool++) {
+        const struct key_statistics_head head =
+            key_statistics_head(statistics, pool / shape.n_kv_heads, pool % shape.n_kv_heads);
+        for (uint32_t i = 0; i < shape.head_dim; i++) {
+            head.q_mean[i] = 1.0f;
+            head.q_square[(size_t)i * shape.head_dim + i] = 1.0f + 1.0f / (float)(1 + i);
+            head.k_spread[(size_t)i * shape.head_dim + i] = exp2f(-4.0f * (float)i / (float)shape.head_dim);
+        }
+    }
+    if (quantizers_take_statistics(quantizers, statistics, &kept, NULL, 0) != 0)
+        exit(1);
+}
+
 static void bench(enum policy_codec which)
 {
-    struct work work = {.codec = key_codec_find(which), .head = {.head_dim = shape.head_dim}};
-    work.tile_bytes = work.codec->tile_bytes(&work.head);
-    work.query_bytes = (work.codec->query_bytes(&work.head, shape.group) + 63) / 64 * 64;
+    const struct policy_terms terms = {.codec = which};
+    const struct key_quantizer *quantizer;
+    if (quantizers_find(quantizers, &terms, &quantizer, NULL, 0) != 0)
+        exit(1);
+    struct work work = {.codec = quantizer->codec, .heads = quantizer->heads};
+    work.tile_bytes = work.codec->tile_bytes(work.heads); /* these codecs' are alike for all heads */
+    work.query_bytes = (work.codec->query_bytes(work.heads, shape.group) + 63) / 64 * 64;
     const size_t n_chunks = (shape.n_blocks + KEY_CACHE_CHUNK_BLOCKS - 1) / KEY_CACHE_CHUNK_BLOCKS;
     const size_t n_tiles = n_chunks * KEY_CACHE_CHUNK_BLOCKS * n_pools();
     work.keys = floats_of((size_t)KERNELS_BLOCK_TOKENS * shape.head_dim);
@@ -121,16 +150,17 @@ static void bench(enum policy_codec which)
     work.tiles = memory_of(n_tiles * work.tile_bytes);
     work.queries = memory_of(n_pools() * work.query_bytes);
     work.scores = memory_of((size_t)shape.group * shape.n_blocks * KERNELS_BLOCK_TOKENS * sizeof *work.scores);
-    work.codec->quantize(kernels, &work.head, work.keys, work.tiles, work.sides);
+    work.codec->quantize(kernels, work.heads, work.keys, work.tiles, work.sides);
     for (size_t t = 1; t < n_tiles; t++) {
         memcpy(work.tiles + t * work.tile_bytes, work.tiles, work.tile_bytes);
         work.sides[t] = work.sides[0];
     }
     const double quantize_s = measure(quantize, &work), prepare_s = measure(prepare, &work);
     const double score_s = measure(score, &work), bytes = (double)n_pools() * shape.n_blocks * (double)work.tile_bytes;
-    printf(
-        "%-5s tile %5zu bytes  quantize %7.3f ms a block  prepare %7.3f ms a step  score %8.3f ms a step  %5.1f GB/s\n",
-        work.codec->name, work.tile_bytes, quantize_s * 1e3, prepare_s * 1e3, score_s * 1e3, bytes / score_s * 1e-9);
+    printf("%-5s tile %5zu bytes  quantize %7.3f ms a block  prepare %7.3f ms a step  score %8.3f ms a step  %5.1f "
+           "GB/s  %5.3f ns a key\n",
+           work.codec->name, work.tile_bytes, quantize_s * 1e3, prepare_s * 1e3, score_s * 1e3, bytes / score_s * 1e-9,
+           score_s * 1e9 / ((double)n_pools() * shape.n_blocks * KERNELS_BLOCK_TOKENS));
     free(work.keys);
     free(work.q);
     free(work.sides);
@@ -167,12 +197,15 @@ int main(int argc, char **argv)
         return 2;
     }
     kernels_thread_setup();
+    make_statistics();
     printf("%s, %u layers x %u KV heads x %u queries, head_dim %u, %u old tokens, one thread\n", kernels->name,
            shape.n_layers, shape.n_kv_heads, shape.group, shape.head_dim, shape.n_blocks * KERNELS_BLOCK_TOKENS);
-    static const enum policy_codec codecs[] = {POLICY_CODEC_ROT2, POLICY_CODEC_ROT3, POLICY_CODEC_ROT4,
+    static const enum policy_codec codecs[] = {POLICY_CODEC_ROT2,  POLICY_CODEC_ROT3,  POLICY_CODEC_ROT4,
+                                               POLICY_CODEC_PAIR1, POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR3,
                                                POLICY_CODEC_F16};
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         if (!only || strcmp(only, key_codec_find(codecs[i])->name) == 0)
             bench(codecs[i]);
+    quantizers_free(quantizers);
     return 0;
 }
