@@ -6,8 +6,9 @@
  *
  * Owner, threads, errors  as hcattn.h. Structures given to a callback are valid during it only.
  * Deadline   timeout_ms is how long nothing at all may be heard of the job: each progress and row begins it anew. 0: none.
- * Lost peers a job that was lost with its coordinator or worker is sent again and does its work again from where the worker
- *            can go on: progress may start again, a row that the caller has is not told twice.
+ * Lost peers a job that was lost with its coordinator is sent again: progress may start again, a row that the caller has is not
+ *            told twice. One that was lost with its worker ends with HCATTN_UNAVAILABLE; asked for again by the caller, a
+ *            training goes on where it was and an evaluation begins anew.
  */
 #pragma once
 
