@@ -1,6 +1,10 @@
 /*
  * fastgen.c - column sums of sampled attention rows, and what they say of each set.
  *
+ * Rows go into two halves in turn. What a set of frequent tokens keeps is judged by the rows that did not choose it, each half by
+ * the other's choice: the few rows that are looked at would otherwise find their own neighbours frequent (measured, 3,072 tokens
+ * of a licence: 0.99 of the mass promised, 0.92 kept by the rows that followed).
+ *
  * What a set loses is its complement's column sum; the local tokens of each row are left out of a second sum, so that the loss
  * of a set with them is its complement's sum there. Nothing else of a row is kept. Losses are compared, not recoveries: what
  * keeps everything has lost 0 exactly, however the sums were rounded.
@@ -16,8 +20,8 @@
 #include "gpu-worker/policy/exact_set.h"
 
 struct head {
-    float *sums;        /* [n_tokens] of the rows' weights; NULL when decided */
-    float *far;         /* [n_tokens]: the same without each row's local tokens; lies behind sums */
+    float *sums[2];     /* of each half of the rows [n_tokens]: of the weights; NULL when decided */
+    float *far[2];      /* the same without each row's local tokens; all four lie together, sums[0] first */
     uint64_t *frequent; /* [n_blocks]: the set of classes with frequent tokens; NULL when decided otherwise */
     uint32_t n_rows;
     enum fastgen_class class;
@@ -83,7 +87,7 @@ struct fastgen_profile *fastgen_profile_free(struct fastgen_profile *profile)
     if (profile == NULL)
         return NULL;
     for (uint32_t i = 0; profile->heads != NULL && i < profile->n_heads; i++) {
-        free(profile->heads[i].sums);
+        free(profile->heads[i].sums[0]);
         free(profile->heads[i].frequent);
     }
     free(profile->heads);
@@ -127,11 +131,11 @@ int fastgen_profile_new(const struct tokenizer *tokenizer, const uint32_t *ids, 
     for (uint32_t i = 0; is_there && i < profile->n_heads; i++) {
         struct head *head = &profile->heads[i];
         head->kept = 1;
-        head->sums = calloc(2 * (size_t)n_tokens, sizeof(float));
+        head->sums[0] = calloc(4 * (size_t)n_tokens, sizeof(float));
         head->frequent = calloc(profile->n_blocks, sizeof(*head->frequent));
-        is_there = head->sums != NULL && head->frequent != NULL;
-        if (is_there)
-            head->far = head->sums + n_tokens;
+        is_there = head->sums[0] != NULL && head->frequent != NULL;
+        for (uint32_t part = 1; is_there && part < 4; part++)
+            *(part == 1 ? &head->sums[1] : &head->far[part - 2]) = head->sums[0] + (size_t)part * n_tokens;
     }
     if (!is_there) {
         fastgen_profile_free(profile);
@@ -174,7 +178,7 @@ void fastgen_profile_add_row(struct fastgen_profile *profile, uint32_t layer, ui
                              const float *weights)
 {
     struct head *head = head_of(profile, layer, kv_head);
-    assert(position < profile->n_tokens && head->sums != NULL);
+    assert(position < profile->n_tokens && head->sums[0] != NULL);
     uint32_t first = 0, end = position + 1, local = first_local(position + 1);
     if (profile->keeps_exact) {
         if (2 * exact_set_n_old_tokens(position, profile->exact_tokens) <= position)
@@ -182,12 +186,12 @@ void fastgen_profile_add_row(struct fastgen_profile *profile, uint32_t layer, ui
         first = LAYOUT_N_SINKS;
         end = exact_set_n_old_blocks(position, profile->exact_tokens) * LAYOUT_BLOCK_TOKENS;
     }
-    float *restrict sums = head->sums, *restrict far = head->far;
+    uint32_t half = head->n_rows++ % 2;
+    float *restrict sums = head->sums[half], *restrict far = head->far[half];
     for (uint32_t j = first; j < end; j++)
         sums[j] += weights[j];
     for (uint32_t j = first; j < end && j < local; j++)
         far[j] += weights[j];
-    head->n_rows++;
 }
 
 /* ---- the decision ---- */
@@ -244,30 +248,40 @@ static void add_frequent(const struct fastgen_profile *profile, const float *sum
     }
 }
 
-/* The cheapest class of a head; *ret_loss of it. set: [n_blocks] to work in; with the frequent tokens where the class has them. */
-static enum fastgen_class cheapest(const struct fastgen_profile *profile, const struct head *head, uint64_t *set,
-                                   double *ret_loss)
+/* set: special tokens and, where wanted, punctuation. */
+static void set_marks(const struct fastgen_profile *profile, bool punctuation, uint64_t *set)
 {
-    size_t n_bytes = profile->n_blocks * sizeof(*set);
-    double most = (1.0 - (double)profile->recovery) * head->n_rows;
-    memcpy(set, profile->special, n_bytes);
-    *ret_loss = sum_outside(head->sums, profile->n_tokens, set);
-    if (*ret_loss <= most)
-        return FASTGEN_SPECIAL;
     for (uint32_t b = 0; b < profile->n_blocks; b++)
-        set[b] |= profile->punctuation[b];
-    *ret_loss = sum_outside(head->sums, profile->n_tokens, set);
-    if (*ret_loss <= most)
-        return FASTGEN_PUNCTUATION;
-    add_frequent(profile, head->sums, set);
-    *ret_loss = sum_outside(head->sums, profile->n_tokens, set);
-    if (*ret_loss <= most)
-        return FASTGEN_FREQUENT_CLASS;
-    *ret_loss = sum_outside(head->far, profile->n_tokens, set);
-    if (*ret_loss <= most)
-        return FASTGEN_LOCAL_CLASS;
+        set[b] = profile->special[b] | (punctuation ? profile->punctuation[b] : 0);
+}
+
+/* The cheapest class of a head; *ret_loss of it. head->frequent: to work in; then the set of a class with frequent tokens. */
+static enum fastgen_class cheapest(const struct fastgen_profile *profile, struct head *head, double *ret_loss)
+{
+    uint32_t n = profile->n_tokens;
+    uint64_t *set = head->frequent;
+    double most = (1.0 - (double)profile->recovery) * head->n_rows, frequent = 0, local = 0;
+    for (uint32_t marks = 0; marks < 2; marks++) {
+        set_marks(profile, marks == 1, set);
+        *ret_loss = sum_outside(head->sums[0], n, set) + sum_outside(head->sums[1], n, set);
+        if (*ret_loss <= most)
+            return marks == 1 ? FASTGEN_PUNCTUATION : FASTGEN_SPECIAL;
+    }
+    for (uint32_t half = 0; half < 2; half++) {
+        set_marks(profile, true, set);
+        add_frequent(profile, head->sums[half], set);
+        frequent += sum_outside(head->sums[1 - half], n, set);
+        local += sum_outside(head->far[1 - half], n, set);
+    }
     *ret_loss = 0;
-    return FASTGEN_FULL;
+    if (local > most)
+        return FASTGEN_FULL;
+    for (uint32_t token = 0; token < n; token++)
+        head->sums[0][token] += head->sums[1][token];
+    set_marks(profile, true, set);
+    add_frequent(profile, head->sums[0], set);
+    *ret_loss = frequent <= most ? frequent : local;
+    return frequent <= most ? FASTGEN_FREQUENT_CLASS : FASTGEN_LOCAL_CLASS;
 }
 
 void fastgen_profile_finish(struct fastgen_profile *profile)
@@ -276,7 +290,7 @@ void fastgen_profile_finish(struct fastgen_profile *profile)
         struct head *head = &profile->heads[i];
         if (head->n_rows > 0) {
             double loss;
-            head->class = cheapest(profile, head, head->frequent, &loss);
+            head->class = cheapest(profile, head, &loss);
             head->kept = (float)(1.0 - loss / head->n_rows);
             profile->absent[i] = head->class != FASTGEN_FULL;
         }
@@ -284,8 +298,8 @@ void fastgen_profile_finish(struct fastgen_profile *profile)
             free(head->frequent);
             head->frequent = NULL;
         }
-        free(head->sums);
-        head->sums = head->far = NULL;
+        free(head->sums[0]);
+        head->sums[0] = NULL;
     }
 }
 

@@ -9,7 +9,8 @@
  *     full                   everything
  * Recovery: the attention mass that the set keeps, averaged over sampled rows of the prompt and over the query heads of the KV
  * head. (With A' = A restricted to the set, the mass lost in a row is its |A - A'|_1, so a recovery of T is a mean
- * |A - A'|_1 of 1 - T: the paper's bound on the attention map, in L1 by rows.)
+ * |A - A'|_1 of 1 - T: the paper's bound on the attention map, in L1 by rows.) A set with frequent tokens is judged by the rows
+ * that did not choose it, half of them by the other half's choice; the set that is kept is chosen by all.
  *
  * Rows       fastgen_sample() says which positions of a prompt are looked at: one in 128, at least 8 and at most 32, evenly
  *            spread over its second half - rows that see about as much as those of the decode steps they stand for. They are a
@@ -17,7 +18,7 @@
  * Ties       go to the earlier token; a row's local tokens are the last FASTGEN_LOCAL of its own length, rounded, at least one.
  *
  * Owner      a session or an evaluation. Threads: add_row of different heads may run at the same time; else one.
- * Memory     two floats a head and token of the prompt until fastgen_profile_finish(), then a bit a token of those heads that
+ * Memory     four floats a head and token of the prompt until fastgen_profile_finish(), then a bit a token of those heads that
  *            keep a frequent set, and a byte an id of the vocabulary.
  */
 #pragma once

@@ -243,13 +243,19 @@ static bool counts(const struct prompt *prompt, uint32_t position)
     return 2 * n_exact <= position + 1;
 }
 
-static void naive_frequent(const struct prompt *prompt, struct naive *naive)
+/* The frequent tokens by the rows of one half (those that count, in turn), or of both (half 2). */
+static void naive_frequent(const struct prompt *prompt, uint32_t half, struct naive *naive)
 {
     double sums[MAX_TOKENS] = {0};
-    for (uint32_t i = 0; i < prompt->n_rows; i++)
-        for (uint32_t j = 0; counts(prompt, prompt->positions[i]) && j <= prompt->positions[i]; j++)
+    for (uint32_t i = 0, row = 0; i < prompt->n_rows; i++) {
+        if (!counts(prompt, prompt->positions[i]))
+            continue;
+        for (uint32_t j = 0; (half == 2 || row % 2 == half) && j <= prompt->positions[i]; j++)
             sums[j] += is_exact(prompt, prompt->positions[i], j) ? 0 : (double)prompt->weights[i][j];
+        row++;
+    }
     uint32_t n = (uint32_t)(prompt->n * 0.3 + 0.5);
+    memset(naive->frequent, 0, sizeof naive->frequent);
     for (uint32_t k = 0; k < (n > 0 ? n : 1); k++) {
         uint32_t best = UINT32_MAX;
         for (uint32_t j = 0; j < prompt->n; j++)
@@ -259,28 +265,42 @@ static void naive_frequent(const struct prompt *prompt, struct naive *naive)
     }
 }
 
+/* What a class loses in all rows; frequent tokens are the choice of the half that the row is not in. */
+static double naive_loss(const struct prompt *prompt, enum fastgen_class class, struct naive *naive)
+{
+    double lost = 0;
+    for (uint32_t half = 0; half < 2; half++) {
+        naive_frequent(prompt, 1 - half, naive);
+        for (uint32_t i = 0, row = 0; i < prompt->n_rows; i++) {
+            uint32_t position = prompt->positions[i];
+            if (!counts(prompt, position))
+                continue;
+            for (uint32_t j = 0; row % 2 == half && j <= position; j++)
+                if (!is_exact(prompt, position, j) && !is_kept(naive, class, prompt->ids, prompt->n, position, j))
+                    lost += (double)prompt->weights[i][j];
+            row++;
+        }
+    }
+    return lost;
+}
+
 static struct naive *naive_of(const struct prompt *prompt, float recovery)
 {
     struct naive *naive = calloc(1, sizeof *naive);
     assert_non_null(naive);
-    naive_frequent(prompt, naive);
     naive->kept = 1;
     uint32_t n_rows = 0;
     for (uint32_t i = 0; i < prompt->n_rows; i++)
         n_rows += counts(prompt, prompt->positions[i]);
     for (uint32_t class = FASTGEN_SPECIAL; n_rows > 0 && class <= FASTGEN_LOCAL_CLASS; class += 1) {
-        double lost = 0;
-        for (uint32_t i = 0; i < prompt->n_rows; i++)
-            for (uint32_t j = 0; counts(prompt, prompt->positions[i]) && j <= prompt->positions[i]; j++)
-                if (!is_exact(prompt, prompt->positions[i], j) &&
-                    !is_kept(naive, (enum fastgen_class) class, prompt->ids, prompt->n, prompt->positions[i], j))
-                    lost += (double)prompt->weights[i][j];
+        double lost = naive_loss(prompt, (enum fastgen_class) class, naive);
         if (lost <= (1.0 - (double)recovery) * n_rows) {
             naive->class = (enum fastgen_class) class;
             naive->kept = 1.0 - lost / n_rows;
             break;
         }
     }
+    naive_frequent(prompt, 2, naive);
     return naive;
 }
 
@@ -390,7 +410,12 @@ static void test_random(void **state)
     static const float recoveries[] = {0.3f, 0.6f, 0.8f, 0.9f, 0.95f, 0.98f, 0.995f, 1.0f};
     uint64_t random = 7;
     uint32_t n_of[5] = {0};
-    for (uint32_t round = 0; round < 160; round++) {
+#ifdef HCATTN_SANITIZED
+    const uint32_t n_rounds = 50;
+#else
+    const uint32_t n_rounds = 150;
+#endif
+    for (uint32_t round = 0; round < n_rounds; round++) {
         struct prompt *prompt = prompt_new(lengths[round % 10]);
         prompt->keeps_exact = round % 3 == 0;
         prompt->exact_tokens = round % 2 ? 0 : 256;
@@ -428,7 +453,7 @@ static void test_random(void **state)
         free(prompt);
     }
     for (uint32_t class = 0; class < 5; class += 1)
-        assert_true(n_of[class] > 20); /* the patterns reach every class */
+        assert_true(n_of[class] > 5); /* the patterns reach every class */
 }
 
 /* Two tokens with the mass of the whole: with equal sums the earlier stays, up to the share. */
