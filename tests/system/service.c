@@ -174,14 +174,15 @@ const char *service_real_model(void)
 enum { MAX_TINY = 8 };
 static struct {
     char arguments[256];
-    char path[64];
+    char directory[64]; /* its own: what a worker learns from a model is kept beside it */
+    char path[96];
 } tiny[MAX_TINY];
 static uint32_t n_tiny;
 
 static void remove_tiny(void)
 {
     for (uint32_t i = 0; i < n_tiny; i++)
-        unlink(tiny[i].path);
+        remove_directory(tiny[i].directory);
 }
 
 const char *service_tiny_model(const char *make_tiny_arguments)
@@ -193,10 +194,10 @@ const char *service_tiny_model(const char *make_tiny_arguments)
     assert_true(n_tiny < MAX_TINY);
     if (n_tiny == 0)
         atexit(remove_tiny);
-    strcpy(tiny[n_tiny].path, "/tmp/hcattn-tiny-XXXXXX");
-    int fd = mkstemp(tiny[n_tiny].path);
-    assert_true(fd >= 0);
-    close(fd);
+    char directory[] = "/tmp/hcattn-tiny-XXXXXX";
+    assert_non_null(mkdtemp(directory));
+    strcpy(tiny[n_tiny].directory, directory);
+    snprintf(tiny[n_tiny].path, sizeof(tiny[n_tiny].path), "%s/model.gguf", directory);
     snprintf(tiny[n_tiny].arguments, sizeof(tiny[n_tiny].arguments), "%s", make_tiny_arguments);
     snprintf(command, sizeof(command), "tests/models/make-tiny %s %s", make_tiny_arguments, tiny[n_tiny].path);
     assert_int_equal(system(command), 0);
