@@ -126,8 +126,6 @@ static int serve(const struct options *options)
         return fail(2, error);
     struct policy_terms terms;
     const char *policy = options_string(options, "policy");
-    if (strlen(policy) >= LAYOUT_POLICY_BYTES)
-        return fail(2, "--policy: the name is too long");
     if (policy_parse(policy, &terms, error, sizeof(error)) != 0) {
         snprintf(text, sizeof(text), "--policy: %s", error);
         return fail(2, text);

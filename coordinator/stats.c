@@ -183,7 +183,8 @@ static uint32_t n_running(const struct server *server)
 {
     uint32_t n = 0, cursor = 0;
     for (const struct request *request; (request = requests_next(server->requests, &cursor));)
-        n += requests_is_work(request->kind) && request->session != NULL && request->state != REQUEST_WAITING;
+        n += (requests_is_work(request->kind) && request->session != NULL && request->state != REQUEST_WAITING) ||
+             (request->kind == REQUEST_JOB && request->work != 0);
     return n;
 }
 

@@ -415,8 +415,14 @@ static void a_drain_waits_for_a_job(void **state)
     expect_unavailable(fake_client_evaluate(&fakes, "abc"), "draining");
     fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, drain));
+    Hcattn__Reply *reply = fake_client_stats(&fakes);
+    assert_int_equal(reply->stats->n_running, 1);
+    hcattn__reply__free_unpacked(reply, NULL);
     finish(job, id);
-    Hcattn__Reply *reply = fake_client_take(&fakes, drain, REPLY(DRAINED));
+    reply = fake_client_stats(&fakes);
+    assert_int_equal(reply->stats->n_running, 0);
+    hcattn__reply__free_unpacked(reply, NULL);
+    reply = fake_client_take(&fakes, drain, REPLY(DRAINED));
     assert_int_equal(reply->drained->n_finished, 1);
     hcattn__reply__free_unpacked(reply, NULL);
     fake_client_drop(&fakes, fake_client_drain(&fakes, true), REPLY(DRAINED));
