@@ -22,7 +22,7 @@ struct eval_row {
     const float *kept_by_head;                           /* [n_layers][n_kv_heads] */
     double device_bytes_fraction, device_bytes_measured; /* of f16 K and V of an old token */
     double exact_bytes, table_bytes, store_bytes;
-    const struct method_attention *attention; /* [n_layers], means; NULL: nobody looked */
+    const struct method_attention *attention; /* [n_layers], means, output_error its root; NULL: nobody looked */
 };
 
 struct eval_request {

@@ -4,7 +4,8 @@
  *
  * Owner      an evaluation. Threads: the engine thread; a method spreads its work over the pool itself.
  * Life       new; observe() with each layer of the text's pass (positions before the tail count as the prompt); attend() with
- *            each layer of its tail; account(); free. One life a text.
+ *            each layer of its tail; account(); free. One life a text. All methods of an evaluation exist from before the
+ *            pass until their own tail is compared: memory is taken by observe() and by the first attend(), not by new.
  */
 #pragma once
 
@@ -20,10 +21,16 @@ struct method_account {
     double store_bytes;     /* rows read from stores per position */
 };
 
-/* What happened in the attention of one layer, summed over heads and positions that were looked at. */
+/*
+ * What happened in the attention of one layer, summed over KV heads and positions that were looked at; means of a group's query
+ * heads. Against the exact scores of all tokens at that position, which sees the rows that the method led to:
+ */
 struct method_attention {
-    double recall, mass, output_error, tail_error;
-    uint64_t n; /* 0: nobody looked */
+    double recall;       /* share of what the selector takes for exact scores that was read; 1 where it takes nothing */
+    double mass;         /* attention of exact set and selection together */
+    double output_error; /* |o - o exact|^2 / |o exact|^2 */
+    double tail_error;   /* |log of estimated / exact mass| of what was not read; 0 without an estimate */
+    uint64_t n;          /* 0: nobody looked */
 };
 
 struct method {
