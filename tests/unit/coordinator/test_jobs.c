@@ -351,10 +351,15 @@ static void a_worker_without_a_job_is_preferred(void **state)
     uint32_t first = fakes.workers[0].n_queue == 1 ? 0 : 1, other = 1 - first;
     Hcattn__Work__WorkRequest *job = take_job(first);
     /* the other one has more to do, and yet no job */
-    for (uint64_t i = 0; i < 4; i++) {
+    for (uint64_t i = 0; i < 6; i++)
         fake_client_open_session(&fakes, 10 + i, false);
-        fake_client_drop(&fakes, fake_client_append(&fakes, 10 + i, "abc"), REPLY(ACCEPTED));
+    Hcattn__Reply *list = fake_client_list(&fakes);
+    for (size_t i = 0; i < list->session_list->n_sessions; i++) {
+        const Hcattn__SessionStats *session = list->session_list->sessions[i];
+        if (session->worker == other)
+            fake_client_drop(&fakes, fake_client_append(&fakes, session->session, "abc"), REPLY(ACCEPTED));
     }
+    hcattn__reply__free_unpacked(list, NULL);
     ids[1] = fake_client_evaluate(&fakes, "abc");
     Hcattn__Work__WorkRequest *second = take_job(other);
     /* a third one is the workers' to refuse */
