@@ -1,9 +1,10 @@
 /*
  * fastgen.c - column sums of sampled attention rows, and what they say of each set.
  *
- * Rows go into two halves in turn. What a set of frequent tokens keeps is judged by the rows that did not choose it, each half by
- * the other's choice: the few rows that are looked at would otherwise find their own neighbours frequent (measured, 3,072 tokens
- * of a licence: 0.99 of the mass promised, 0.92 kept by the rows that followed).
+ * Rows go into an earlier and a later half. What a set of frequent tokens keeps is judged by the rows that did not choose it, each
+ * half by the other's choice, as rows that come after the prompt will: the few rows that are looked at would otherwise find their
+ * own neighbours frequent. (Measured, T 0.98, 3,072 tokens of a licence: heads promised 0.987 of the mass and kept 0.917 of it in
+ * the 1,024 rows that followed; with halves in turn 0.986 and 0.975, with an earlier and a later half 0.988 and 0.992.)
  *
  * What a set loses is its complement's column sum; the local tokens of each row are left out of a second sum, so that the loss
  * of a set with them is its complement's sum there. Nothing else of a row is kept. Losses are compared, not recoveries: what
@@ -174,6 +175,12 @@ static uint32_t first_local(uint32_t n_seen)
     return n_seen - (n > 0 ? n : 1);
 }
 
+/* The rows in two halves as fastgen_sample() spreads them: those of the third quarter of the prompt, and of the last. */
+static bool is_late(const struct fastgen_profile *profile, uint32_t position)
+{
+    return position >= profile->n_tokens - profile->n_tokens / 4;
+}
+
 void fastgen_profile_add_row(struct fastgen_profile *profile, uint32_t layer, uint32_t kv_head, uint32_t position,
                              const float *weights)
 {
@@ -186,7 +193,8 @@ void fastgen_profile_add_row(struct fastgen_profile *profile, uint32_t layer, ui
         first = LAYOUT_N_SINKS;
         end = exact_set_n_old_blocks(position, profile->exact_tokens) * LAYOUT_BLOCK_TOKENS;
     }
-    uint32_t half = head->n_rows++ % 2;
+    uint32_t half = is_late(profile, position);
+    head->n_rows++;
     float *restrict sums = head->sums[half], *restrict far = head->far[half];
     for (uint32_t j = first; j < end; j++)
         sums[j] += weights[j];

@@ -10,7 +10,8 @@
  * Recovery: the attention mass that the set keeps, averaged over sampled rows of the prompt and over the query heads of the KV
  * head. (With A' = A restricted to the set, the mass lost in a row is its |A - A'|_1, so a recovery of T is a mean
  * |A - A'|_1 of 1 - T: the paper's bound on the attention map, in L1 by rows.) A set with frequent tokens is judged by the rows
- * that did not choose it, half of them by the other half's choice; the set that is kept is chosen by all.
+ * that did not choose it, the earlier half by the later one's choice and the other way round; the set that is kept is all rows'
+ * choice.
  *
  * Rows       fastgen_sample() says which positions of a prompt are looked at: one in 128, at least 8 and at most 32, evenly
  *            spread over its second half - rows that see about as much as those of the decode steps they stand for. They are a

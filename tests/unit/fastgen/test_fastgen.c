@@ -243,16 +243,21 @@ static bool counts(const struct prompt *prompt, uint32_t position)
     return 2 * n_exact <= position + 1;
 }
 
-/* The frequent tokens by the rows of one half (those that count, in turn), or of both (half 2). */
+static uint32_t half_of(const struct prompt *prompt, uint32_t position)
+{
+    return position + prompt->n / 4 >= prompt->n;
+}
+
+/* The frequent tokens by the rows of one half, or of both (half 2). */
 static void naive_frequent(const struct prompt *prompt, uint32_t half, struct naive *naive)
 {
     double sums[MAX_TOKENS] = {0};
-    for (uint32_t i = 0, row = 0; i < prompt->n_rows; i++) {
+    for (uint32_t i = 0; i < prompt->n_rows; i++) {
         if (!counts(prompt, prompt->positions[i]))
             continue;
-        for (uint32_t j = 0; (half == 2 || row % 2 == half) && j <= prompt->positions[i]; j++)
+        for (uint32_t j = 0; (half == 2 || half_of(prompt, prompt->positions[i]) == half) && j <= prompt->positions[i];
+             j++)
             sums[j] += is_exact(prompt, prompt->positions[i], j) ? 0 : (double)prompt->weights[i][j];
-        row++;
     }
     uint32_t n = (uint32_t)(prompt->n * 0.3 + 0.5);
     memset(naive->frequent, 0, sizeof naive->frequent);
@@ -271,14 +276,13 @@ static double naive_loss(const struct prompt *prompt, enum fastgen_class class, 
     double lost = 0;
     for (uint32_t half = 0; half < 2; half++) {
         naive_frequent(prompt, 1 - half, naive);
-        for (uint32_t i = 0, row = 0; i < prompt->n_rows; i++) {
+        for (uint32_t i = 0; i < prompt->n_rows; i++) {
             uint32_t position = prompt->positions[i];
             if (!counts(prompt, position))
                 continue;
-            for (uint32_t j = 0; row % 2 == half && j <= position; j++)
+            for (uint32_t j = 0; half_of(prompt, position) == half && j <= position; j++)
                 if (!is_exact(prompt, position, j) && !is_kept(naive, class, prompt->ids, prompt->n, position, j))
                     lost += (double)prompt->weights[i][j];
-            row++;
         }
     }
     return lost;
