@@ -2,7 +2,8 @@
  * profile_rows.h - some rows of a prompt once more, over keys and values that are in the stores: what a FastGen profile looks at.
  *
  * The hidden states of the rows are computed anew, layer by layer, as a prefill does (to rounding); keys and values are read, so
- * that all else of the prompt need not be. 32 rows of 4,096 cost about 0.8 % of the prefill.
+ * that all else of the prompt need not be. 16 rows of 4,096 cost 0.8 % of the prefill
+ * (measured, SmolLM2-135M: 0.25 of 30 seconds of processor time).
  *
  * Owner      the engine thread; the pool works for it.
  * Invariant  the profile is a function of ids, rows and instruction set: not of threads, stores or what ran beside it.
