@@ -83,15 +83,22 @@ static bool ends_all(int result)
     return result == -ECANCELED || result == -ENOTCONN || result == -ETIMEDOUT || result == -EPROTO;
 }
 
+static bool is_wanted(const struct hcattn_eval_row *row, const struct hcattn_text *text)
+{
+    return !row->baseline && strcmp(row->text, text->name) == 0;
+}
+
 static int measure_policies(struct context *speed, uint64_t source, const struct hcattn_text *text,
                             struct eval_rows *rows, struct hcattn_error *error)
 {
-    size_t n_done = 0;
+    size_t n_done = 0, n_policies = 0;
+    for (size_t i = 0; i < rows->n_rows; i++)
+        n_policies += is_wanted(&rows->rows[i].row, text);
     for (size_t i = 0; i < rows->n_rows; i++) {
         struct eval_row *row = &rows->rows[i];
-        if (row->row.baseline || strcmp(row->row.text, text->name) != 0)
+        if (!is_wanted(&row->row, text))
             continue;
-        job_show(&speed->progress, row->row.preset, (double)n_done++ / (double)rows->n_rows, 0);
+        job_show(&speed->progress, row->row.preset, (double)n_done++ / (double)n_policies, 0);
         int result = measure_policy(speed, source, row->row.preset, &row->speed, error);
         if (result < 0 && ends_all(result))
             return result;
@@ -104,10 +111,10 @@ static int measure_policies(struct context *speed, uint64_t source, const struct
 }
 
 /* What the rows of a text say of its length; NULL: it has none. */
-static const struct hcattn_eval_row *row_of(const struct eval_rows *rows, const char *text)
+static const struct hcattn_eval_row *row_of(const struct eval_rows *rows, const struct hcattn_text *text)
 {
     for (size_t i = 0; i < rows->n_rows; i++)
-        if (strcmp(rows->rows[i].row.text, text) == 0 && !rows->rows[i].row.baseline)
+        if (is_wanted(&rows->rows[i].row, text))
             return &rows->rows[i].row;
     return NULL;
 }
@@ -135,7 +142,7 @@ static int measure_text(struct context *speed, const struct hcattn_text *text, s
 int eval_speed_measure(struct hcattn *client, const char *name, const struct hcattn_text *text, struct eval_rows *rows,
                        struct hcattn_error *ret_error)
 {
-    const struct hcattn_eval_row *row = row_of(rows, text->name);
+    const struct hcattn_eval_row *row = row_of(rows, text);
     if (!row)
         return 0;
     struct context speed = {.client = client, .name = name, .n_prompt = row->context - row->tail};

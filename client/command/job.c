@@ -1,6 +1,7 @@
 /* job.c - see job.h. */
 #include "client/command/job.h"
 #include "client/command/output.h"
+#include "common/clock.h"
 #include "proto/policy.h"
 
 #include <dirent.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #define BAR_CHARACTERS 24
+#define LINE_US        30000000u /* between two lines where they stay */
 
 /* ---- texts ---- */
 
@@ -126,7 +128,7 @@ void job_show(struct job_progress *progress, const char *phase, double done, uin
     words[n] = '\0';
     if (left_us)
         snprintf(left, sizeof(left), ", %s left", job_left(left_us, time));
-    const char *what = progress->what ? progress->what : "", *colon = progress->what ? ": " : "";
+    const char *what = progress->what ? progress->what : "", *colon = progress->what && words[0] ? ": " : "";
     if (progress->terminal) {
         for (int i = 0; i < BAR_CHARACTERS; i++)
             bar[i] = i < filled ? '#' : '.';
@@ -134,12 +136,12 @@ void job_show(struct job_progress *progress, const char *phase, double done, uin
         output_progress(false, "[%s] %3d %%%s  %s%s%s", bar, percent, left, what, colon, words);
         return;
     }
-    /* A file of it helps little: a line for each new phase and each tenth. */
-    if (percent / 10 == progress->shown_percent / 10 && strcmp(words, progress->shown_phase) == 0)
+    /* Many lines of it help nobody: one for each tenth, and one now and then. */
+    if (percent / 10 == progress->shown_percent / 10 && clock_remaining_us(progress->next_us) > 0)
         return;
     progress->shown_percent = percent;
-    snprintf(progress->shown_phase, sizeof(progress->shown_phase), "%s", words);
-    output_progress(false, "%s%s%s: %d %%%s", what, colon, words, percent, left);
+    progress->next_us = clock_deadline_us(LINE_US);
+    output_progress(false, "%s%s%s%s%d %%%s", what, colon, words, *what || words[0] ? ": " : "", percent, left);
 }
 
 static int on_progress(void *context, const struct hcattn_job_progress *progress)
@@ -150,7 +152,7 @@ static int on_progress(void *context, const struct hcattn_job_progress *progress
 
 struct hcattn_job_events job_events(struct job_progress *progress, const char *what)
 {
-    *progress = (struct job_progress){.what = what, .terminal = output_is_terminal(), .shown_percent = -10};
+    *progress = (struct job_progress){.what = what, .terminal = output_is_terminal(), .shown_percent = -100};
     return (struct hcattn_job_events){.context = progress, .progress = on_progress};
 }
 

@@ -41,8 +41,8 @@ void job_texts_fini(struct job_texts *texts);
 struct job_progress {
     const char *what; /* "statistics", before the worker's words; NULL: nothing */
     bool terminal;
-    int shown_percent; /* where a line is written each time: the last one */
-    char shown_phase[64];
+    int shown_percent; /* where it is lines that stay: of the last one */
+    uint64_t next_us;  /* the next one whatever it says */
 };
 
 /* Events of a job that only shows how far it is; `progress` is their context. */

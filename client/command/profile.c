@@ -54,7 +54,7 @@ static int on_progress(void *context, uint64_t n_done, uint64_t n_total)
     return 0;
 }
 
-/* The prompt, and one step: then it has been profiled. */
+/* The prompt, and two tokens: the first comes of the prefill, the second of a step before which the heads are looked at. */
 static int fill(struct hcattn *client, uint64_t session, const char *text, struct hcattn_error *error)
 {
     struct hcattn_input input = {.text = text};
@@ -65,7 +65,7 @@ static int fill(struct hcattn *client, uint64_t session, const char *text, struc
     output_progress(false, "%s", "");
     if (result < 0)
         return result;
-    struct hcattn_generate generate = {.session = session, .at = appended.n_tokens, .max_tokens = 1};
+    struct hcattn_generate generate = {.session = session, .at = appended.n_tokens, .max_tokens = 2};
     generate.ignore_end = true;
     return hcattn_generate(client, &generate, NULL, 0, &finished, error);
 }
