@@ -2,7 +2,7 @@
  * vector_pq.h - scores of product-quantized keys, VECTOR_WIDTH keys at a time; see codec_pq.h and kernels/vector.h.
  *
  * Sub-spaces are outermost over the run of tiles, so that the centroids in use stay in the nearest cache; those of the next one
- * are asked for meanwhile. Two dimensions of a centroid are one 32-bit look-up.
+ * are asked for meanwhile (without that a score takes twice as long). Two dimensions of a centroid are one 32-bit look-up.
  */
 #pragma once
 
@@ -102,7 +102,7 @@ VECTOR_INLINE void pq_add(const struct pq_run *run, const uint32_t n_dims, const
         const uint8_t *packed = run->packed + t * run->tile_bytes;
         for (uint32_t j = 0; j < PQ_KEYS; j += VECTOR_WIDTH) {
             for (size_t i = 0; i < per_vector && next < end; i++, next += 64)
-                __builtin_prefetch(next, 0, 3);
+                __builtin_prefetch(next, 0, 2); /* to the second level: the first is full */
             const vi numbers = pq_numbers(packed, run->n_high, j);
             vf sums[PQ_QUERIES];
             for (uint32_t i = 0; i < n; i++)
