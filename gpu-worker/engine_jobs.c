@@ -99,7 +99,7 @@ static void tell_progress(struct engine *engine, const struct job_report *report
     struct engine_event *event = new_event(engine, ENGINE_JOB_PROGRESS, job->work);
     if (event == NULL)
         return;
-    event->text = strdup(report->phase == NULL ? "" : report->phase);
+    event->text = strdup(report->phase == NULL || report->phase[0] == 0 ? job->job.ops->name : report->phase);
     event->job_done = report->done;
     if (report->done > 0 && report->done < 1)
         event->job_left_us = (uint64_t)((double)(now - job->started_us) / report->done * (1 - report->done));
