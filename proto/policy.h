@@ -6,7 +6,8 @@
  *     CODEC,SELECTOR=NUMBER[,weights][,notail][,fastgen=RECOVERY]
  *                                             e.g. "rot2,deviation=0.02", "pq2/4096,mass=0.9,weights,notail"
  *
- * CODEC       how old keys are kept on the device: f16; rot4, rot3, rot2; pair3, pair2, pair1 (need the model's statistics);
+ * CODEC       how old keys are kept on the device: f16; rot4, rot3, rot2; pair3, pair2, pair1, klt1, klt0 (need the model's
+ *             statistics);
  *             pqD/C, product quantization with sub-spaces of D = 2, 4 or 8 dimensions and C = 256 .. 4096 centroids, a power
  *             of two (needs a codebook); pqD alone is pqD/4096
  * SELECTOR    deviation (at most this much absolute deviation of weights from their block's mean stays unread, 0 .. 2) or
@@ -34,6 +35,8 @@ enum policy_codec {
     POLICY_CODEC_PAIR3,
     POLICY_CODEC_PAIR2,
     POLICY_CODEC_PAIR1,
+    POLICY_CODEC_KLT1,
+    POLICY_CODEC_KLT0,
     POLICY_CODEC_PQ,
     POLICY_N_CODECS,
 };

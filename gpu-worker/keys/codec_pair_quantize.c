@@ -66,9 +66,9 @@ static void analyse(const struct pair_table *table, const float *r, float *y)
     for (uint32_t c = 0; c < table->n_coordinates; c++, y += PAIR_KEYS) {
         float sums[PAIR_KEYS] = {0};
         const uint32_t first = table->dense ? 0 : table->dimension[c];
-        const uint32_t end = table->dense ? table->head_dim : first + 1;
+        const uint32_t end = table->dense ? table->layout.head_dim : first + 1;
         const float *factors =
-            table->dense ? table->analysis + (size_t)c * table->head_dim : table->analysis + c - first;
+            table->dense ? table->analysis + (size_t)c * table->layout.head_dim : table->analysis + c - first;
         for (uint32_t i = first; i < end; i++)
             for (uint32_t j = 0; j < PAIR_KEYS; j++)
                 sums[j] += factors[i] * r[i * PAIR_KEYS + j];
@@ -136,12 +136,13 @@ static uint32_t quantize_along(const float *t, int8_t *along)
 
 void codec_pair_quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side)
 {
-    const uint32_t head_dim = table->head_dim;
-    uint8_t *codes = tile, *scales = codes + pair_scales_offset(table->n_groups);
-    int8_t *along = (int8_t *)tile + pair_along_offset(table->n_groups);
-    int8_t *mean = (int8_t *)tile + pair_mean_offset(table->n_groups);
+    const struct pair_layout *layout = &table->layout;
+    const uint32_t head_dim = layout->head_dim;
+    uint8_t *codes = tile, *scales = codes + pair_scales_offset(layout);
+    int8_t *along = (int8_t *)tile + pair_along_offset(layout);
+    int8_t *mean = (int8_t *)tile + pair_mean_offset(layout);
     _Alignas(64) float r[KERNELS_MAX_HEAD_DIM * PAIR_KEYS], y[KERNELS_MAX_HEAD_DIM * PAIR_KEYS];
-    memset(tile, 0, pair_tile_bytes(table->n_groups, head_dim));
+    memset(tile, 0, pair_tile_bytes(layout));
     const float mean_step = take_mean(keys, head_dim, mean, r);
     analyse(table, r, y);
 
@@ -156,18 +157,23 @@ void codec_pair_quantize(const struct pair_table *table, const float *keys, void
 
     struct sums sums;
     memset(&sums, 0, sizeof sums);
-    for (uint32_t g = 0; g < table->n_groups; g++)
+    for (uint32_t g = 0; g < layout->n_groups; g++)
         choose(table, g, y, inverse, g % 2 * 4, codes + (size_t)g / 2 * PAIR_KEYS, &sums);
 
+    for (uint32_t j = 0; j < PAIR_KEYS; j++) {
+        const bool says = inverse[j] > 0 && sums.products[j] > 0 && sums.squares[j] > 0;
+        const uint32_t code = says ? key_scale_code(sums.products[j] / sums.squares[j]) : 0;
+        const uint32_t upper = (uint32_t)pair_scale_nibble(code) << 4;
+        scales[j] = (uint8_t)(layout->is_klt ? scales[j] | upper : code);
+    }
+    *ret_side = pair_side(mean_step, 0);
+    if (layout->is_klt)
+        return;
     float t[PAIR_KEYS] = {0};
     for (uint32_t i = 0; i < head_dim; i++)
         for (uint32_t j = 0; j < PAIR_KEYS; j++)
             t[j] += table->direction[i] * r[i * PAIR_KEYS + j];
-    for (uint32_t j = 0; j < PAIR_KEYS; j++) {
-        const bool says = inverse[j] > 0 && sums.products[j] > 0 && sums.squares[j] > 0;
-        const uint32_t code = says ? key_scale_code(sums.products[j] / sums.squares[j]) : 0;
-        scales[j] = (uint8_t)code;
-        t[j] -= key_scale_value(code) * sums.along[j];
-    }
+    for (uint32_t j = 0; j < PAIR_KEYS; j++)
+        t[j] -= key_scale_value(scales[j]) * sums.along[j];
     *ret_side = pair_side(mean_step, quantize_along(t, along));
 }

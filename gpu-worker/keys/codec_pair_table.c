@@ -1,5 +1,5 @@
 /*
- * codec_pair_table.c - the table of a head from its statistics: which coordinates get how many bits, and in which groups.
+ * codec_pair_table.c - the table of pair from the statistics of a head: which coordinates get how many bits, in which groups.
  *
  * Bits go where they lower the error of scores most: coordinate i of b bits costs E[q_i^2] E[r_i^2] D(b), D the distortion of
  * N(0, 1) at b bits by Lloyd and Max (reverse water-filling with a table for its logarithm). The two dimensions of a RoPE pair
@@ -26,7 +26,12 @@ static const float levels[MAX_BITS + 1][8] = {
 };
 static const double distortion[MAX_BITS + 1] = {1.0, 0.36338, 0.11748, 0.034548, 0.0095007};
 
-static float level(uint32_t bits, uint32_t code)
+double codec_pair_table_distortion(uint32_t bits)
+{
+    return distortion[bits];
+}
+
+float codec_pair_table_level(uint32_t bits, uint32_t code)
 {
     const uint32_t half = 1u << (bits - 1);
     return code < half ? -levels[bits][half - 1 - code] : levels[bits][code - half];
@@ -148,9 +153,9 @@ static void *take(uint8_t **next, size_t n_bytes)
     return taken;
 }
 
-/* Everything but the numbers. */
-static struct pair_table *new_table(uint32_t head_dim, uint32_t n_groups, uint32_t n_coordinates, bool dense)
+struct pair_table *codec_pair_table_alloc(const struct pair_layout *layout, uint32_t n_coordinates, bool dense)
 {
+    const uint32_t head_dim = layout->head_dim, n_groups = layout->n_groups;
     const size_t n = n_coordinates, matrix = dense ? n * head_dim : n, header = sizeof(struct pair_table);
     const size_t sizes[] = {header,
                             n * sizeof(uint16_t),
@@ -170,8 +175,7 @@ static struct pair_table *new_table(uint32_t head_dim, uint32_t n_groups, uint32
         return NULL;
     memset(memory, 0, total);
     struct pair_table *table = take(&next, sizes[0]);
-    table->head_dim = head_dim;
-    table->n_groups = n_groups;
+    table->layout = *layout;
     table->n_coordinates = n_coordinates;
     table->dense = dense;
     table->dimension = take(&next, sizes[1]);
@@ -198,7 +202,8 @@ static void fill_group(const struct pair_table *table, uint32_t g, const struct 
         for (uint32_t i = 0, shift = 0; i < group->n; i++) {
             const struct coordinate *it = &coordinates[order[group->first + i]];
             const double size = sqrt(it->weight * it->spread);
-            const float value = (float)((double)level(it->bits, c >> shift & ((1u << it->bits) - 1)) * size);
+            const float value =
+                (float)((double)codec_pair_table_level(it->bits, c >> shift & ((1u << it->bits) - 1)) * size);
             codewords[c * group->n + i] = value;
             square += (double)value * (double)value;
             shift += it->bits;
@@ -210,9 +215,9 @@ static void fill_group(const struct pair_table *table, uint32_t g, const struct 
 static void fill_direction(const struct pair_table *table, const float *q_mean)
 {
     double square = 0;
-    for (uint32_t i = 0; i < table->head_dim; i++)
+    for (uint32_t i = 0; i < table->layout.head_dim; i++)
         square += (double)q_mean[i] * (double)q_mean[i];
-    for (uint32_t i = 0; i < table->head_dim && square > 0; i++) {
+    for (uint32_t i = 0; i < table->layout.head_dim && square > 0; i++) {
         const float share = (float)((double)q_mean[i] / sqrt(square));
         table->direction[i] = fabsf(share) < LEAST_NUMBER ? 0 : share;
     }
@@ -237,7 +242,8 @@ int codec_pair_table_new(const struct key_statistics *statistics, uint32_t layer
     even_out(coordinates, n);
     const uint32_t n_coded = pack(coordinates, n, n_groups, order, ends);
 
-    struct pair_table *table = new_table(n, n_groups, n_coded, false);
+    const struct pair_layout layout = {n, n_groups, false};
+    struct pair_table *table = codec_pair_table_alloc(&layout, n_coded, false);
     if (!table)
         return -ENOMEM;
     fill_direction(table, head.q_mean);

@@ -11,3 +11,5 @@ extern const struct key_codec codec_pq; /* codec_pq.h */
 extern const struct key_codec codec_pair3; /* codec_pair.h */
 extern const struct key_codec codec_pair2;
 extern const struct key_codec codec_pair1;
+extern const struct key_codec codec_pair_klt1;
+extern const struct key_codec codec_pair_klt0;

@@ -17,7 +17,7 @@
 #include "kernels/kernels.h"
 
 #define FILE_MAGIC   0x54534348u /* "HCST" */
-#define FILE_VERSION 1u
+#define FILE_VERSION 2u
 
 struct file_header {
     uint32_t magic, version;
@@ -26,7 +26,8 @@ struct file_header {
     uint8_t model_hash[16];
     uint64_t n_tokens;
     uint64_t text_hash;
-    uint64_t padding;
+    uint32_t n_samples;
+    uint32_t padding;
 };
 _Static_assert(sizeof(struct file_header) == 64, "raise FILE_VERSION");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are written as they lie in memory");
@@ -39,6 +40,12 @@ static size_t head_values(uint32_t head_dim)
 static size_t n_values(const struct key_statistics *statistics)
 {
     return (size_t)statistics->n_layers * statistics->n_kv_heads * head_values(statistics->head_dim);
+}
+
+static size_t samples_bytes(const struct key_statistics *statistics)
+{
+    return (size_t)statistics->n_layers * statistics->n_kv_heads * statistics->n_samples * statistics->head_dim *
+           sizeof *statistics->samples;
 }
 
 int key_statistics_new(const struct row_shape *shape, const uint8_t model_hash[16],
@@ -62,10 +69,28 @@ int key_statistics_new(const struct row_shape *shape, const uint8_t model_hash[1
 
 struct key_statistics *key_statistics_free(struct key_statistics *statistics)
 {
-    if (statistics)
+    if (statistics) {
         free(statistics->values);
+        free(statistics->samples);
+    }
     free(statistics);
     return NULL;
+}
+
+int key_statistics_make_samples(struct key_statistics *statistics, uint32_t n_samples)
+{
+    statistics->n_samples = n_samples;
+    statistics->samples = n_samples ? calloc(samples_bytes(statistics), 1) : NULL;
+    if (n_samples == 0 || statistics->samples)
+        return 0;
+    statistics->n_samples = 0;
+    return -ENOMEM;
+}
+
+uint16_t *key_statistics_samples(const struct key_statistics *statistics, uint32_t layer, uint32_t kv_head)
+{
+    return statistics->samples +
+           ((size_t)layer * statistics->n_kv_heads + kv_head) * statistics->n_samples * statistics->head_dim;
 }
 
 struct key_statistics_head key_statistics_head(const struct key_statistics *statistics, uint32_t layer,
@@ -134,13 +159,24 @@ static int check_header(const char *path, const struct file_header *header, uint
                       "%s is of %u layers, %u KV heads and head_dim %u; the model has %u, %u and %u", path,
                       header->n_layers, header->n_kv_heads, header->head_dim, shape->n_layers, shape->n_kv_heads,
                       shape->head_dim);
+    if (header->n_samples > KEY_STATISTICS_MOST_SAMPLES)
+        return refuse(-EBADMSG, sentence, sentence_size, "%s is damaged: it cannot have %u samples", path,
+                      header->n_samples);
+    const uint64_t head_bytes =
+        head_values(shape->head_dim) * sizeof(float) + (uint64_t)header->n_samples * shape->head_dim * sizeof(uint16_t);
     const uint64_t expected =
-        sizeof *header + (uint64_t)shape->n_layers * shape->n_kv_heads * head_values(shape->head_dim) * sizeof(float) +
-        sizeof(uint32_t);
+        sizeof *header + (uint64_t)shape->n_layers * shape->n_kv_heads * head_bytes + sizeof(uint32_t);
     if (n_bytes != expected)
         return refuse(-EBADMSG, sentence, sentence_size, "%s is damaged: %llu bytes long instead of %llu", path,
                       (unsigned long long)n_bytes, (unsigned long long)expected);
     return 0;
+}
+
+static uint32_t checksum_of(const struct file_header *header, const struct key_statistics *statistics)
+{
+    const uint32_t crc = kernels_crc32c(kernels_crc32c(0, header, sizeof *header), statistics->values,
+                                        n_values(statistics) * sizeof(float));
+    return kernels_crc32c(crc, statistics->samples, samples_bytes(statistics));
 }
 
 static int load(int fd, const char *path, const struct row_shape *shape, const uint8_t model_hash[16],
@@ -162,20 +198,25 @@ static int load(int fd, const char *path, const struct row_shape *shape, const u
     if (r)
         return r;
     r = key_statistics_new(shape, model_hash, &statistics);
+    if (r == 0 && (r = key_statistics_make_samples(statistics, header.n_samples)))
+        key_statistics_free(statistics);
     if (r)
         return refuse(r, sentence, sentence_size, "no memory for %s", path);
     statistics->n_tokens = header.n_tokens;
     statistics->text_hash = header.text_hash;
     const size_t n = n_values(statistics);
-    if ((r = read_all(fd, statistics->values, n * sizeof(float))) || (r = read_all(fd, &checksum, sizeof checksum))) {
+    if ((r = read_all(fd, statistics->values, n * sizeof(float))) ||
+        (r = read_all(fd, statistics->samples, samples_bytes(statistics))) ||
+        (r = read_all(fd, &checksum, sizeof checksum))) {
         key_statistics_free(statistics);
         return refuse(r, sentence, sentence_size, "%s cannot be read: %s", path, strerror(-r));
     }
     bool finite = true;
     for (size_t i = 0; i < n; i++)
         finite &= isfinite(statistics->values[i]) != 0;
-    if (!finite ||
-        checksum != kernels_crc32c(kernels_crc32c(0, &header, sizeof header), statistics->values, n * sizeof(float))) {
+    for (size_t i = 0; i < samples_bytes(statistics) / sizeof *statistics->samples; i++)
+        finite &= (statistics->samples[i] & 0x7c00u) != 0x7c00u;
+    if (!finite || checksum != checksum_of(&header, statistics)) {
         key_statistics_free(statistics);
         return refuse(-EBADMSG, sentence, sentence_size, "%s is damaged: %s", path,
                       finite ? "its checksum is another" : "it holds numbers that are none");
@@ -223,12 +264,14 @@ static int save(int fd, const struct key_statistics *statistics)
         .n_values_per_head = (uint32_t)head_values(statistics->head_dim),
         .n_tokens = statistics->n_tokens,
         .text_hash = statistics->text_hash,
+        .n_samples = statistics->n_samples,
     };
     memcpy(written.model_hash, statistics->model_hash, sizeof written.model_hash);
-    const size_t n_bytes = n_values(statistics) * sizeof(float);
-    const uint32_t checksum = kernels_crc32c(kernels_crc32c(0, &written, sizeof written), statistics->values, n_bytes);
+    const uint32_t checksum = checksum_of(&written, statistics);
     int r;
-    if ((r = write_all(fd, &written, sizeof written)) || (r = write_all(fd, statistics->values, n_bytes)) ||
+    if ((r = write_all(fd, &written, sizeof written)) ||
+        (r = write_all(fd, statistics->values, n_values(statistics) * sizeof(float))) ||
+        (r = write_all(fd, statistics->samples, samples_bytes(statistics))) ||
         (r = write_all(fd, &checksum, sizeof checksum)))
         return r;
     return fsync(fd) == 0 ? 0 : -errno;

@@ -45,10 +45,19 @@ VECTOR_INLINE __m256 pair8_floats(const uint16_t *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
-VECTOR_INLINE __m256 pair8_scales(const uint8_t *p)
+/* pair_scale_of() */
+VECTOR_INLINE __m128i pair_codes(__m128i bytes, const bool is_klt)
+{
+    if (!is_klt)
+        return bytes;
+    const __m128i four = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+    const __m128i code = _mm_add_epi8(_mm_add_epi8(four, four), _mm_set1_epi8(112));
+    return _mm_andnot_si128(_mm_cmpeq_epi8(four, _mm_setzero_si128()), code);
+}
+VECTOR_INLINE __m256 pair8_scales(const uint8_t *p, const bool is_klt)
 {
     static const uint32_t table[8] = KEY_SCALE_TABLE;
-    __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    __m256i codes = _mm256_cvtepu8_epi32(pair_codes(_mm_loadl_epi64((const __m128i *)(const void *)p), is_klt));
     __m256i a = _mm256_add_epi32(_mm256_permutevar8x32_epi32(pair8_load(table), codes), _mm256_slli_epi32(codes, 20));
     return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_cmpeq_epi32(codes, _mm256_setzero_si256()), a));
 }
@@ -81,9 +90,9 @@ VECTOR_INLINE vf pair_floats(const uint16_t *p)
 {
     return pair8_floats(p);
 }
-VECTOR_INLINE vf pair_scales(const uint8_t *p)
+VECTOR_INLINE vf pair_scales(const uint8_t *p, const bool is_klt)
 {
-    return pair8_scales(p);
+    return pair8_scales(p, is_klt);
 }
 /* Sums of q . mean, 16 dimensions at a time. */
 struct pair_mean {
@@ -143,11 +152,11 @@ VECTOR_INLINE vf pair_floats(const uint16_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(pair8_load(p)));
 }
-VECTOR_INLINE vf pair_scales(const uint8_t *p)
+VECTOR_INLINE vf pair_scales(const uint8_t *p, const bool is_klt)
 {
     static const uint32_t table[8] = KEY_SCALE_TABLE;
     const __m512i all = _mm512_broadcast_i64x4(pair8_load(table));
-    __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m512i codes = _mm512_cvtepu8_epi32(pair_codes(_mm_loadu_si128((const __m128i *)(const void *)p), is_klt));
     __m512i a = _mm512_add_epi32(_mm512_permutexvar_epi32(codes, all), _mm512_slli_epi32(codes, 20));
     return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(codes, codes), a));
 }
@@ -184,23 +193,24 @@ VECTOR_INLINE vf pair_floats(const uint16_t *p)
 {
     return (vf){pair8_floats(p), pair8_floats(p + 8)};
 }
-VECTOR_INLINE vf pair_scales(const uint8_t *p)
+VECTOR_INLINE vf pair_scales(const uint8_t *p, const bool is_klt)
 {
-    return (vf){pair8_scales(p), pair8_scales(p + 8)};
+    return (vf){pair8_scales(p, is_klt), pair8_scales(p + 8, is_klt)};
 }
 
 #endif
 #endif
 
-/* One tile, n queries of `query_bytes` each; n is a constant where this is inlined. */
-VECTOR_INLINE void pair_tile(const uint32_t n, const uint8_t *query, size_t query_bytes, uint32_t head_dim,
-                             uint32_t n_groups, const uint8_t *tile, size_t tile_bytes, float side, float *scores,
-                             size_t stride)
+/* One tile, n queries of `query_bytes` each; n and is_klt are constants where this is inlined. */
+VECTOR_INLINE void pair_tile(const uint32_t n, const bool is_klt, const struct pair_layout *layout,
+                             const uint8_t *query, size_t query_bytes, const uint8_t *tile, size_t tile_bytes,
+                             float side, float *scores, size_t stride)
 {
-    const uint8_t *scales = tile + pair_scales_offset(n_groups);
-    const int8_t *along = (const int8_t *)tile + pair_along_offset(n_groups);
-    const int8_t *mean = (const int8_t *)tile + pair_mean_offset(n_groups);
-    const uint8_t *tables = pair_query_tables(query, head_dim);
+    const uint32_t n_whole = layout->n_groups / 2;
+    const uint8_t *scales = tile + pair_scales_offset(layout);
+    const int8_t *along = (const int8_t *)tile + pair_along_offset(layout);
+    const int8_t *mean = (const int8_t *)tile + pair_mean_offset(layout);
+    const uint8_t *tables = pair_query_tables(query, layout);
     const struct pair_query *numbers[PAIR_MAX_TOGETHER];
     vf base[PAIR_MAX_TOGETHER], along_scale[PAIR_MAX_TOGETHER];
 #pragma GCC unroll 4
@@ -209,7 +219,7 @@ VECTOR_INLINE void pair_tile(const uint32_t n, const uint8_t *query, size_t quer
         const float *q = pair_query_floats(numbers[i]);
         struct pair_mean sum;
         memset(&sum, 0, sizeof sum);
-        for (uint32_t part = 0; part < pair_sixteenths(head_dim); part++)
+        for (uint32_t part = 0; part < pair_sixteenths(layout->head_dim); part++)
             sum = pair_mean_add(sum, mean + 16 * part, q + 16 * part);
         base[i] = vf_set((numbers[i]->scale * pair_mean_step(side)) * pair_mean_sum(sum));
         along_scale[i] = vf_set(numbers[i]->along * pair_along_step(side));
@@ -224,7 +234,7 @@ VECTOR_INLINE void pair_tile(const uint32_t n, const uint8_t *query, size_t quer
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < n; i++)
             sums[i] = (struct pair_sum){pair_zero(), pair_zero()};
-        for (uint32_t p = 0; p < n_groups / 2; p++) {
+        for (uint32_t p = 0; p < n_whole; p++) {
             const uint8_t *codes = tile + (size_t)p * PAIR_KEYS + first;
             const vi lower = pair_lower(codes), upper = pair_upper(codes);
 #pragma GCC unroll 4
@@ -233,12 +243,19 @@ VECTOR_INLINE void pair_tile(const uint32_t n, const uint8_t *query, size_t quer
                 sums[i] = pair_add(pair_add(sums[i], lower, table), upper, table + PAIR_CODEWORDS);
             }
         }
+        if (is_klt) { /* the scales share the last group's bytes */
+            const vi lower = pair_lower(scales + first);
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < n; i++)
+                sums[i] = pair_add(sums[i], lower, tables + i * query_bytes + (size_t)n_whole * 2 * PAIR_CODEWORDS);
+        }
         _Alignas(64) uint16_t found[PAIR_MAX_TOGETHER][PAIR_STEP];
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < n; i++)
             pair_store(sums[i], found[i]);
         for (uint32_t key = 0; key < PAIR_STEP; key += VECTOR_WIDTH) {
-            const vf a = pair_scales(scales + first + key), t = vf_bytes(along + first + key);
+            const vf a = pair_scales(scales + first + key, is_klt);
+            const vf t = is_klt ? vf_zero() : vf_bytes(along + first + key);
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < n; i++) {
                 const vf x =
@@ -249,33 +266,43 @@ VECTOR_INLINE void pair_tile(const uint32_t n, const uint8_t *query, size_t quer
     }
 }
 
-VECTOR_INLINE void pair_score_together(const uint32_t n, const uint8_t *query, uint32_t head_dim, uint32_t n_groups,
-                                       const uint8_t *tiles, const float *sides, uint32_t n_tiles, float *scores,
-                                       size_t stride)
+VECTOR_INLINE void pair_score_together(const uint32_t n, const bool is_klt, const struct pair_layout *layout,
+                                       const uint8_t *query, const uint8_t *tiles, const float *sides, uint32_t n_tiles,
+                                       float *scores, size_t stride)
 {
-    const size_t tile_bytes = pair_tile_bytes(n_groups, head_dim);
+    const size_t tile_bytes = pair_tile_bytes(layout);
     for (uint32_t t = 0; t < n_tiles; t++)
-        pair_tile(n, query, pair_query_bytes(n_groups, head_dim), head_dim, n_groups, tiles + t * tile_bytes,
-                  tile_bytes, sides[t], scores + (size_t)t * PAIR_KEYS, stride);
+        pair_tile(n, is_klt, layout, query, pair_query_bytes(layout), tiles + t * tile_bytes, tile_bytes, sides[t],
+                  scores + (size_t)t * PAIR_KEYS, stride);
 }
 
-static void pair_score(const void *query, uint32_t n_queries, uint32_t head_dim, uint32_t n_groups, const void *tiles,
-                       const float *sides, uint32_t n_tiles, float *scores, size_t stride)
+VECTOR_INLINE void pair_score_kind(const bool is_klt, const struct pair_layout *layout, const void *query,
+                                   uint32_t n_queries, const void *tiles, const float *sides, uint32_t n_tiles,
+                                   float *scores, size_t stride)
 {
     for (uint32_t i = 0; i < n_queries;) {
         const uint32_t n = n_queries - i < PAIR_MAX_TOGETHER ? n_queries - i : PAIR_MAX_TOGETHER;
-        const uint8_t *first = (const uint8_t *)query + i * pair_query_bytes(n_groups, head_dim);
+        const uint8_t *first = (const uint8_t *)query + i * pair_query_bytes(layout);
         float *to = scores + i * stride;
         if (n == 4)
-            pair_score_together(4, first, head_dim, n_groups, tiles, sides, n_tiles, to, stride);
+            pair_score_together(4, is_klt, layout, first, tiles, sides, n_tiles, to, stride);
         else if (n == 3)
-            pair_score_together(3, first, head_dim, n_groups, tiles, sides, n_tiles, to, stride);
+            pair_score_together(3, is_klt, layout, first, tiles, sides, n_tiles, to, stride);
         else if (n == 2)
-            pair_score_together(2, first, head_dim, n_groups, tiles, sides, n_tiles, to, stride);
+            pair_score_together(2, is_klt, layout, first, tiles, sides, n_tiles, to, stride);
         else
-            pair_score_together(1, first, head_dim, n_groups, tiles, sides, n_tiles, to, stride);
+            pair_score_together(1, is_klt, layout, first, tiles, sides, n_tiles, to, stride);
         i += n;
     }
+}
+
+static void pair_score(const struct pair_layout *layout, const void *query, uint32_t n_queries, const void *tiles,
+                       const float *sides, uint32_t n_tiles, float *scores, size_t stride)
+{
+    if (layout->is_klt)
+        pair_score_kind(true, layout, query, n_queries, tiles, sides, n_tiles, scores, stride);
+    else
+        pair_score_kind(false, layout, query, n_queries, tiles, sides, n_tiles, scores, stride);
 }
 
 #define VECTOR_PAIR(symbol) const struct pair_kernels symbol = {.score = pair_score}

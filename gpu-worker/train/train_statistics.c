@@ -35,8 +35,10 @@ struct gathering {
     uint32_t context;          /* at hand */
     uint64_t n_done;           /* tokens of contexts that are done */
     struct pass *pass;
-    double *sums;               /* [layer][kv_head][head_dim + 2 x head_dim x head_dim] */
-    uint64_t n_queries, n_keys; /* summed, of one (layer, KV head) */
+    double *sums;                      /* [layer][kv_head][head_dim + 2 x head_dim x head_dim] */
+    uint64_t n_queries, n_keys;        /* summed, of one (layer, KV head) */
+    struct key_statistics *statistics; /* where samples go: every sample_step-th key */
+    uint32_t sample_step;
     struct row_shape shape;
     uint32_t group;
     char phase[96];
@@ -111,6 +113,10 @@ static void add_keys(const struct layer_job *job, uint32_t kv_head, uint32_t fir
                              (enum kernels_rows)gathering->shape.codec, key);
         for (uint32_t i = 0; i < d; i++)
             key[i] -= sum[i] / (float)LAYOUT_BLOCK_TOKENS;
+        uint64_t number = gathering->n_keys + t, sample = number / gathering->sample_step;
+        if (first == 0 && number % gathering->sample_step == 0 && sample < gathering->statistics->n_samples)
+            kernels->f16_encode(key, d,
+                                key_statistics_samples(gathering->statistics, layer->layer, kv_head) + sample * d);
         add_product(key, first, n, d, sums);
         if (t % LAYOUT_BLOCK_TOKENS == LAYOUT_BLOCK_TOKENS - 1)
             flush(moments.kk, first, n, d, sums);
@@ -146,8 +152,23 @@ static void gathering_free(void *state)
     pass_free(gathering->pass);
     train_texts_free(gathering->texts);
     job_texts_free(gathering->request.texts, gathering->request.n_texts);
+    key_statistics_free(gathering->statistics);
     free(gathering->sums);
     free(gathering);
+}
+
+static int begin_samples(struct gathering *gathering, const struct job_tools *tools)
+{
+    uint64_t n_keys = 0;
+    for (uint32_t i = 0; i < gathering->texts->n_contexts; i++)
+        n_keys += gathering->texts->contexts[i].n / LAYOUT_BLOCK_TOKENS * LAYOUT_BLOCK_TOKENS;
+    uint64_t step = (n_keys + KEY_STATISTICS_MOST_SAMPLES - 1) / KEY_STATISTICS_MOST_SAMPLES;
+    gathering->sample_step = step > 0 ? (uint32_t)step : 1;
+    int r = key_statistics_new(&gathering->shape, quantizers_model_hash(tools->quantizers), &gathering->statistics);
+    if (r < 0)
+        return r;
+    return key_statistics_make_samples(gathering->statistics,
+                                       (uint32_t)((n_keys + gathering->sample_step - 1) / gathering->sample_step));
 }
 
 static int begin(struct gathering *gathering, const struct job_tools *tools, char *sentence)
@@ -164,8 +185,9 @@ static int begin(struct gathering *gathering, const struct job_tools *tools, cha
     gathering->sums = calloc((size_t)shape->n_layers * shape->n_kv_heads * (d + 2 * d * d), sizeof(double));
     if (gathering->sums == NULL)
         return -ENOMEM;
-    return train_texts_new(tools, gathering->request.texts, gathering->request.n_texts, MAX_TOKENS, &gathering->texts,
-                           sentence);
+    int r = train_texts_new(tools, gathering->request.texts, gathering->request.n_texts, MAX_TOKENS, &gathering->texts,
+                            sentence);
+    return r < 0 ? r : begin_samples(gathering, tools);
 }
 
 static void fill(const struct gathering *gathering, struct key_statistics *statistics)
@@ -186,16 +208,14 @@ static void fill(const struct gathering *gathering, struct key_statistics *stati
         }
 }
 
-static int end(const struct gathering *gathering, const struct job_tools *tools, char *sentence)
+static int end(struct gathering *gathering, const struct job_tools *tools, char *sentence)
 {
-    struct key_statistics *statistics = NULL;
+    struct key_statistics *statistics = gathering->statistics;
     char problem[JOB_SENTENCE_SIZE] = "";
     bool kept = false;
-    int r = key_statistics_new(&gathering->shape, quantizers_model_hash(tools->quantizers), &statistics);
-    if (r < 0)
-        return r;
+    gathering->statistics = NULL;
     fill(gathering, statistics);
-    r = quantizers_take_statistics(tools->quantizers, statistics, &kept, problem, sizeof(problem));
+    int r = quantizers_take_statistics(tools->quantizers, statistics, &kept, problem, sizeof(problem));
     unsigned long long n_tokens = gathering->texts->n_tokens;
     if (r < 0)
         snprintf(sentence, JOB_SENTENCE_SIZE, "%s", problem);

@@ -20,7 +20,10 @@
 #define MAX_QUERIES 9u
 #define STRIDE      (N_TILES * 64 + 8)
 
-static const enum policy_codec codecs[4] = {0, POLICY_CODEC_PAIR1, POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR3};
+/* By "bits": those of pair, and klt1 and klt0. */
+enum { PAIR = 3, KLT1, KLT0 };
+static const enum policy_codec codecs[] = {
+    0, POLICY_CODEC_PAIR1, POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR3, POLICY_CODEC_KLT1, POLICY_CODEC_KLT0};
 static float keys[64 * KERNELS_MAX_HEAD_DIM], q[MAX_QUERIES * KERNELS_MAX_HEAD_DIM];
 static float sides[N_TILES], expected[MAX_QUERIES * STRIDE], scores[MAX_QUERIES * STRIDE];
 static double weights[KERNELS_MAX_HEAD_DIM], spreads[KERNELS_MAX_HEAD_DIM], q_mean[KERNELS_MAX_HEAD_DIM];
@@ -44,7 +47,7 @@ static struct key_head head_of(uint32_t head_dim, uint32_t bits)
     const struct row_shape shape = {1, 1, head_dim, ROW_CODEC_F16};
     const uint8_t hash[16] = {0};
     struct key_statistics *statistics;
-    struct pair_table *table;
+    struct pair_table *table = NULL;
     assert_int_equal(key_statistics_new(&shape, hash, &statistics), 0);
     const struct key_statistics_head head = key_statistics_head(statistics, 0, 0);
     for (uint32_t i = 0; i < head_dim; i++) {
@@ -52,7 +55,10 @@ static struct key_head head_of(uint32_t head_dim, uint32_t bits)
         head.q_square[i * head_dim + i] = (float)weights[i];
         head.k_spread[i * head_dim + i] = (float)spreads[i];
     }
-    assert_int_equal(codec_pair_table_new(statistics, 0, 0, codec_pair_table_groups(head_dim, bits), &table), 0);
+    if (bits > PAIR)
+        assert_int_equal(codec_pair_klt_tables(statistics, (bits == KLT1 ? 10.0 : 6.3) * head_dim, &table), 0);
+    else
+        assert_int_equal(codec_pair_table_new(statistics, 0, 0, codec_pair_table_groups(head_dim, bits), &table), 0);
     key_statistics_free(statistics);
     return (struct key_head){head_dim, table};
 }
@@ -95,11 +101,13 @@ static uint32_t code_at(const uint8_t *tile, uint32_t group, uint32_t key)
 }
 static const uint8_t *tail_of(const struct pair_table *table, const uint8_t *tile)
 {
-    return tile + table->n_groups / 2 * 64;
+    return tile + table->layout.n_groups / 2 * 64;
 }
 static double scale_at(const struct pair_table *table, const uint8_t *tile, uint32_t key)
 {
     const int code = tail_of(table, tile)[key];
+    if (table->layout.is_klt)
+        return code >> 4 ? exp2(((code >> 4) - 8) / 4.0) : 0;
     return code ? exp2((code - 128) / 8.0) : 0;
 }
 static double along_step(float side)
@@ -108,36 +116,56 @@ static double along_step(float side)
     memcpy(&bits, &side, sizeof bits);
     return bits & 255u ? exp2(((int)(bits & 255u) - 128) / 8.0) : 0;
 }
+static const int8_t *mean_of(const struct pair_table *table, const uint8_t *tile)
+{
+    return (const int8_t *)tail_of(table, tile) + (table->layout.is_klt ? 64 : 128);
+}
 static double mean_at(const struct pair_table *table, const uint8_t *tile, float side, uint32_t i)
 {
-    return (double)pair_mean_step(side) * (int8_t)tail_of(table, tile)[128 + i];
+    return (double)pair_mean_step(side) * mean_of(table, tile)[i];
 }
 static double along_at(const struct pair_table *table, const uint8_t *tile, float side, uint32_t key)
 {
-    return along_step(side) * (int8_t)tail_of(table, tile)[64 + key];
+    return table->layout.is_klt ? 0 : along_step(side) * (int8_t)tail_of(table, tile)[64 + key];
+}
+
+/* Coordinate c of a residual, and what one of it is in dimension i. */
+static double coordinate_of(const struct pair_table *table, const double *r, uint32_t c)
+{
+    const uint32_t n = table->layout.head_dim;
+    double y = 0;
+    if (!table->dense)
+        return r[table->dimension[c]] * (double)table->analysis[c];
+    for (uint32_t i = 0; i < n; i++)
+        y += r[i] * (double)table->analysis[c * n + i];
+    return y;
+}
+static double synthesis_of(const struct pair_table *table, uint32_t i, uint32_t c)
+{
+    if (table->dense)
+        return (double)table->synthesis[i * table->n_coordinates + c];
+    return table->dimension[c] == i ? (double)table->synthesis[c] : 0;
 }
 
 /* B' codewords, without a, [head_dim]. */
 static void codewords_at(const struct pair_table *table, const uint8_t *tile, uint32_t key, double *sum)
 {
-    memset(sum, 0, table->head_dim * sizeof *sum);
-    for (uint32_t g = 0; g < table->n_groups; g++) {
+    memset(sum, 0, table->layout.head_dim * sizeof *sum);
+    for (uint32_t g = 0; g < table->layout.n_groups; g++) {
         const struct pair_group *group = &table->groups[g];
-        for (uint32_t i = 0; i < group->n; i++) {
-            const uint32_t c = group->first + i;
-            sum[table->dimension[c]] +=
-                (double)table->synthesis[c] *
-                (double)table->codewords[group->codewords + code_at(tile, g, key) * group->n + i];
-        }
+        const float *codeword = table->codewords + group->codewords + code_at(tile, g, key) * group->n;
+        for (uint32_t c = 0; c < group->n; c++)
+            for (uint32_t i = 0; i < table->layout.head_dim; i++)
+                sum[i] += synthesis_of(table, i, group->first + c) * (double)codeword[c];
     }
 }
 
 /* k^ [64][head_dim] */
 static void decode(const struct pair_table *table, const uint8_t *tile, float side, double *decoded)
 {
-    for (uint32_t j = 0; j < 64; j++, decoded += table->head_dim) {
+    for (uint32_t j = 0; j < 64; j++, decoded += table->layout.head_dim) {
         codewords_at(table, tile, j, decoded);
-        for (uint32_t i = 0; i < table->head_dim; i++)
+        for (uint32_t i = 0; i < table->layout.head_dim; i++)
             decoded[i] = mean_at(table, tile, side, i) + scale_at(table, tile, j) * decoded[i] +
                          along_at(table, tile, side, j) * (double)table->direction[i];
     }
@@ -146,10 +174,10 @@ static void decode(const struct pair_table *table, const uint8_t *tile, float si
 static void test_sizes(void **unused)
 {
     (void)unused;
-    static const size_t bytes[4] = {0, 640, 1152, 1664};
-    static const double shares[4] = {0, 0.0395, 0.071, 0.102};
-    static const char *const names[4] = {"", "pair1", "pair2", "pair3"};
-    for (uint32_t bits = 1; bits <= 3; bits++) {
+    static const size_t bytes[] = {0, 640, 1152, 1664, 640, 384};
+    static const double shares[] = {0, 0.0395, 0.071, 0.102, 0.0395, 0.025};
+    static const char *const names[] = {"", "pair1", "pair2", "pair3", "klt1", "klt0"};
+    for (uint32_t bits = 1; bits <= KLT0; bits++) {
         const struct key_codec *codec = key_codec_find(codecs[bits]);
         assert_string_equal(codec->name, names[bits]);
         for (const uint32_t *d = fixture_head_dims; *d; d++) {
@@ -187,7 +215,7 @@ static uint32_t bits_of(const struct pair_table *table, const struct pair_group 
 static double check_bits(const struct pair_table *table)
 {
     uint32_t bits[KERNELS_MAX_HEAD_DIM] = {0}, total = 0, seen = 0;
-    for (uint32_t g = 0; g < table->n_groups; g++) {
+    for (uint32_t g = 0; g < table->layout.n_groups; g++) {
         uint32_t of_group = 0;
         assert_true(table->groups[g].first == seen);
         for (uint32_t i = 0; i < table->groups[g].n; i++, seen++) {
@@ -196,13 +224,14 @@ static double check_bits(const struct pair_table *table)
             *it = bits_of(table, &table->groups[g], i);
             of_group += *it;
         }
-        assert_true(of_group == 4 || total == 4 * table->head_dim);
+        assert_true(of_group == 4 || total == 4 * table->layout.head_dim);
         total += of_group;
     }
     assert_int_equal(seen, table->n_coordinates);
-    assert_int_equal(total, table->n_groups < table->head_dim ? 4 * table->n_groups : 4 * table->head_dim);
+    assert_int_equal(total, table->layout.n_groups < table->layout.head_dim ? 4 * table->layout.n_groups
+                                                                            : 4 * table->layout.head_dim);
     double error = 0, least_given = INFINITY, most_left = 0;
-    for (uint32_t i = 0; i < table->head_dim; i++) {
+    for (uint32_t i = 0; i < table->layout.head_dim; i++) {
         const double square = weights[i] * spreads[i];
         error += square * distortion[bits[i]];
         if (bits[i] > 0)
@@ -230,7 +259,7 @@ static void test_quantize_is_the_definition(void **unused)
 {
     (void)unused;
     for (const uint32_t *d = fixture_head_dims; *d; d++)
-        for (uint32_t bits = 1; bits <= 3; bits++) {
+        for (uint32_t bits = 1; bits <= KLT0; bits++) {
             const uint32_t n = *d;
             fill_statistics(n, 1);
             fill_keys(n);
@@ -250,22 +279,22 @@ static void test_quantize_is_the_definition(void **unused)
             }
             assert_true(fabs((double)pair_mean_step(side) * 127 / largest - 1) < 1e-4);
             for (uint32_t i = n; i < (n + 63) / 64 * 64; i++)
-                assert_int_equal(tail_of(table, tile)[128 + i], 0);
+                assert_int_equal(mean_of(table, tile)[i], 0);
             for (uint32_t j = 0; j < 64; j++) {
                 double size = 0, product = 0, square = 0, left = 0;
                 for (uint32_t i = 0; i < n; i++)
                     r[i] = (double)keys[j * n + i] - mean_at(table, tile, side, i);
                 for (uint32_t c = 0; c < table->n_coordinates; c++)
-                    size += pow(r[table->dimension[c]], 2) / spreads[table->dimension[c]] / table->n_coordinates;
+                    size += pow(coordinate_of(table, r, c), 2) * (double)table->inverse_spread[c];
                 size = exp2(rint(log2(sqrt(size)) * 8) / 8);
-                for (uint32_t g = 0; g < table->n_groups; g++) {
+                for (uint32_t g = 0; g < table->layout.n_groups; g++) {
                     const struct pair_group *group = &table->groups[g];
                     double nearest = INFINITY, chosen = 0;
                     for (uint32_t w = 0; w < 16; w++) {
                         double distance = 0;
                         for (uint32_t i = 0; i < group->n; i++) {
                             const uint32_t c = group->first + i;
-                            const double y = r[table->dimension[c]] * (double)table->analysis[c],
+                            const double y = coordinate_of(table, r, c),
                                          codeword = (double)table->codewords[group->codewords + w * group->n + i];
                             distance += pow(y / size - codeword, 2);
                             if (w == code_at(tile, g, j)) {
@@ -279,14 +308,20 @@ static void test_quantize_is_the_definition(void **unused)
                     assert_true(chosen <= nearest * 1.0001 + 1e-3 * (nearest > 0));
                 }
                 const double a = scale_at(table, tile, j);
-                assert_true(fabs(log2(product / square / a)) <= 1.0 / 16 + 1e-4);
+                const double wanted = log2(product / square);
+                if (table->layout.is_klt) /* coarser, and not below or beyond its codes */
+                    assert_true(fabs(fmin(fmax(wanted, -1.75), 1.75) - log2(a)) <= 1.0 / 8 + 1.0 / 16 + 1e-4);
+                else
+                    assert_true(fabs(wanted - log2(a)) <= 1.0 / 16 + 1e-4);
                 codewords_at(table, tile, j, said);
                 for (uint32_t i = 0; i < n; i++)
                     left += (double)table->direction[i] * (r[i] - a * said[i]);
                 furthest = fmax(furthest, fabs(left));
-                assert_true(fabs(left - along_at(table, tile, side, j)) <= 0.5001 * along_step(side) + 1e-4);
+                assert_true(table->layout.is_klt ||
+                            fabs(left - along_at(table, tile, side, j)) <= 0.5001 * along_step(side) + 1e-4);
             }
-            assert_true(furthest <= along_step(side) * 127.6 && furthest > along_step(side) * 127 / 1.1);
+            if (!table->layout.is_klt)
+                assert_true(furthest <= along_step(side) * 127.6 && furthest > along_step(side) * 127 / 1.1);
             free(tile);
             free_head(head);
         }
@@ -310,8 +345,8 @@ static struct case_of set_up(uint32_t head_dim, uint32_t bits)
         fill_keys(head_dim);
         it.codec->quantize(plain(), &it.head, keys, it.tiles + t * it.tile_bytes, &sides[t]);
     }
-    const uint32_t n_groups = ((const struct pair_table *)it.head.table)->n_groups;
-    it.tiles[it.tile_bytes + n_groups / 2 * 64 + 5] = 0; /* a key that is its block's mean */
+    const struct pair_layout *layout = &((const struct pair_table *)it.head.table)->layout;
+    it.tiles[it.tile_bytes + pair_scales_offset(layout) + 5] = 0; /* a key that is its block's mean */
     fill_queries(head_dim);
     it.codec->prepare(plain(), &it.head, q, MAX_QUERIES, 0.125f, it.query);
     return it;
@@ -328,7 +363,7 @@ static void test_scores_are_products_with_decoded_keys(void **unused)
     (void)unused;
     static double decoded[64 * KERNELS_MAX_HEAD_DIM];
     for (const uint32_t *d = fixture_head_dims; *d; d++)
-        for (uint32_t bits = 1; bits <= 3; bits++) {
+        for (uint32_t bits = 1; bits <= KLT0; bits++) {
             const uint32_t n = *d;
             const struct case_of it = set_up(n, bits);
             const struct pair_table *table = it.head.table;
@@ -339,7 +374,7 @@ static void test_scores_are_products_with_decoded_keys(void **unused)
                 decode(table, tile, sides[t], decoded);
                 for (uint32_t k = 0; k < MAX_QUERIES; k++) {
                     struct pair_query numbers;
-                    memcpy(&numbers, it.query + k * pair_query_bytes(table->n_groups, n), sizeof numbers);
+                    memcpy(&numbers, it.query + k * pair_query_bytes(&table->layout), sizeof numbers);
                     for (uint32_t j = 0; j < 64; j++) {
                         double exact = 0, size = 0;
                         for (uint32_t i = 0; i < n; i++) {
@@ -348,9 +383,9 @@ static void test_scores_are_products_with_decoded_keys(void **unused)
                         }
                         const double step = (double)numbers.factor * scale_at(table, tile, j);
                         const double difference = (double)scores[k * STRIDE + t * 64 + j] - exact;
-                        assert_true(fabs(difference) <= 0.5001 * step * table->n_groups + 1e-5 * size);
+                        assert_true(fabs(difference) <= 0.5001 * step * table->layout.n_groups + 1e-5 * size);
                         error += difference * difference;
-                        allowed += step * step * table->n_groups / 12;
+                        allowed += step * step * table->layout.n_groups / 12;
                     }
                 }
             }
@@ -373,7 +408,7 @@ static void check_tables(const struct case_of *it, uint32_t n_queries)
     for (uint32_t i = 0; i < n; i++) {
         float *to = i == 0 ? expected : scores;
         memset(to, 0x77, sizeof scores);
-        all[i]->score(it->query, n_queries, table->head_dim, table->n_groups, it->tiles, sides, N_TILES, to, STRIDE);
+        all[i]->score(&table->layout, it->query, n_queries, it->tiles, sides, N_TILES, to, STRIDE);
         if (i > 0)
             assert_memory_equal(scores, expected, sizeof scores); /* what lies between rows, too */
     }
@@ -383,16 +418,16 @@ static void test_tables_agree(void **unused)
 {
     (void)unused;
     for (const uint32_t *d = fixture_head_dims; *d; d++)
-        for (uint32_t bits = 1; bits <= 3; bits++) {
+        for (uint32_t bits = 1; bits <= KLT0; bits++) {
             const struct case_of it = set_up(*d, bits);
             for (uint32_t n = 1; n <= MAX_QUERIES; n++)
                 check_tables(&it, n);
             /* the largest sums there can be */
             const struct pair_table *table = it.head.table;
             for (uint32_t k = 0; k < MAX_QUERIES; k++)
-                memset(it.query + (k + 1) * pair_query_bytes(table->n_groups, *d) -
-                           ((size_t)table->n_groups * 16 + 63) / 64 * 64,
-                       0xff, (size_t)table->n_groups * 16);
+                memset(it.query + (k + 1) * pair_query_bytes(&table->layout) -
+                           ((size_t)table->layout.n_groups * 16 + 63) / 64 * 64,
+                       0xff, (size_t)table->layout.n_groups * 16);
             check_tables(&it, MAX_QUERIES);
             tear_down(it);
         }
@@ -405,7 +440,7 @@ static void test_alone_and_together(void **unused)
     for (size_t s = 0; s < sizeof sets / sizeof *sets; s++) {
         const struct kernels *kernels = kernels_get(sets[s]);
         for (const uint32_t *d = fixture_head_dims; kernels && *d; d++)
-            for (uint32_t bits = 1; bits <= 3; bits++) {
+            for (uint32_t bits = 1; bits <= KLT0; bits++) {
                 const struct case_of it = set_up(*d, bits);
                 it.codec->score(kernels, &it.head, it.query, MAX_QUERIES, it.tiles, sides, N_TILES, expected, STRIDE);
                 uint8_t *one = exactly(it.codec->query_bytes(&it.head, 1));
@@ -460,7 +495,7 @@ static double score_error(uint32_t n, uint32_t bits, double mean_size, bool with
 static void test_error_of_scores(void **unused)
 {
     (void)unused;
-    for (uint32_t bits = 1; bits <= 3; bits++) {
+    for (uint32_t bits = 1; bits <= PAIR; bits++) {
         double should;
         const double is = score_error(64, bits, 0, true, &should);
         assert_true(is < 1.12 * should + 0.02 && is > 0.9 * should);
@@ -468,6 +503,120 @@ static void test_error_of_scores(void **unused)
         const double with = score_error(64, bits, 3, true, &should), without = score_error(64, bits, 3, false, &should);
         assert_true(with < 0.25 * without && with < 1.6 * should + 0.3);
     }
+}
+
+/* Statistics with full matrices: moments = M M', M [n][n] of normal numbers of falling columns. */
+static void fill_moments(uint32_t n, double falling, float *moments)
+{
+    static double mixing[64 * 64];
+    for (uint32_t i = 0; i < n * n; i++)
+        mixing[i] = fixture_normal() * exp(-falling * (i % n) / n);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < n; j++) {
+            double sum = i == j ? 1e-3 : 0;
+            for (uint32_t k = 0; k < n; k++)
+                sum += mixing[i * n + k] * mixing[j * n + k];
+            moments[i * n + j] = (float)sum;
+        }
+}
+
+/* Axes: B' A is the identity where all are coded, A (spread) A' is the diagonal matrix of variances, B (moments of q) B' that of
+ * ones. Heads of larger variances have more groups, and the tiles are as large as asked for. */
+static void test_axes(void **unused)
+{
+    (void)unused;
+    enum { N = 48, N_HEADS = 4 };
+    const struct row_shape shape = {2, 2, N, ROW_CODEC_F16};
+    const uint8_t hash[16] = {0};
+    struct key_statistics *statistics;
+    struct pair_table *tables[N_HEADS] = {NULL};
+    fixture_seed(48);
+    assert_int_equal(key_statistics_new(&shape, hash, &statistics), 0);
+    for (uint32_t h = 0; h < N_HEADS; h++) {
+        const struct key_statistics_head head = key_statistics_head(statistics, h / 2, h % 2);
+        fill_moments(N, 2, head.q_square);
+        fill_moments(N, 6, head.k_spread);
+        for (uint32_t i = 0; i < N * N; i++)
+            head.k_spread[i] *= h == 3 ? 16.0f : 1.0f;
+    }
+    assert_int_equal(codec_pair_klt_tables(statistics, 500, tables), 0);
+    size_t bytes = 0;
+    for (uint32_t h = 0; h < N_HEADS; h++) {
+        const struct pair_table *table = tables[h];
+        const struct key_statistics_head head = key_statistics_head(statistics, h / 2, h % 2);
+        bytes += pair_tile_bytes(&table->layout);
+        assert_int_equal(table->layout.n_groups % 2, 1);
+        assert_true(h == 3 || table->layout.n_groups < tables[3]->layout.n_groups);
+        double largest = 0;
+        for (uint32_t i = 0; i < N; i++)
+            largest = fmax(largest, (double)head.q_square[i * N + i]);
+        const uint32_t m = table->n_coordinates;
+        for (uint32_t a = 0; a < m; a++)
+            for (uint32_t b = 0; b < m; b++) {
+                double spread = 0, asked = 0, both = 0;
+                for (uint32_t i = 0; i < N; i++) {
+                    both += (double)table->analysis[a * N + i] * (double)table->synthesis[i * m + b];
+                    for (uint32_t j = 0; j < N; j++) {
+                        spread += (double)table->analysis[a * N + i] * (double)table->analysis[b * N + j] *
+                                  (double)head.k_spread[i * N + j];
+                        asked += (double)table->synthesis[i * m + a] * (double)table->synthesis[j * m + b] *
+                                 (double)head.q_square[i * N + j] / largest;
+                    }
+                }
+                const double variance = 1 / (double)table->inverse_spread[a] / m;
+                assert_true(fabs(both - (a == b)) < 1e-3);
+                assert_true(fabs(spread - (a == b ? variance : 0)) < 1e-3 * variance + 1e-4);
+                assert_true(fabs(asked - (a == b)) < 0.05); /* less the ridge */
+            }
+        free(tables[h]);
+    }
+    assert_true(bytes <= 4 * 500 && bytes > 4 * 500 - 64);
+    key_statistics_free(statistics);
+}
+
+/* Samples of 8 kinds, which normal numbers of these variances never look like: learnt codewords know them. */
+static void test_codewords_are_learnt(void **unused)
+{
+    (void)unused;
+    enum { N = 16 };
+    const struct row_shape shape = {1, 1, N, ROW_CODEC_F16};
+    const uint8_t hash[16] = {0};
+    double errors[2] = {0, 0};
+    for (int learnt = 0; learnt < 2; learnt++) {
+        struct key_statistics *statistics;
+        struct pair_table *table = NULL;
+        fixture_seed(16);
+        assert_int_equal(key_statistics_new(&shape, hash, &statistics), 0);
+        if (learnt)
+            assert_int_equal(key_statistics_make_samples(statistics, KEY_STATISTICS_MOST_SAMPLES), 0);
+        const struct key_statistics_head head = key_statistics_head(statistics, 0, 0);
+        for (uint32_t i = 0; i < N; i++) {
+            head.q_square[i * N + i] = 1;
+            head.k_spread[i * N + i] = i < 4 ? 0.25f : 1e-4f;
+        }
+        for (uint32_t j = 0; j < statistics->n_samples; j++) {
+            float numbers[N] = {0};
+            for (uint32_t i = 0; i < 4; i++)
+                numbers[i] = (float)((j % 8 / 2 == i ? 1 - 2.0 * (j % 2) : 0) + 0.05 * fixture_normal());
+            plain()->f16_encode(numbers, N, key_statistics_samples(statistics, 0, 0) + j * N);
+        }
+        assert_int_equal(codec_pair_klt_tables(statistics, 128, &table), 0);
+        assert_int_equal(table->layout.n_groups, 1);
+        struct key_head it = {N, table};
+        _Alignas(64) uint8_t tile[128];
+        static double decoded[64 * N];
+        float side;
+        memset(keys, 0, sizeof keys);
+        for (uint32_t j = 0; j < 64; j++)
+            keys[j * N + j % 8 / 2] = 1 - 2.0f * (float)(j % 2);
+        key_codec_find(POLICY_CODEC_KLT0)->quantize(plain(), &it, keys, tile, &side);
+        decode(table, tile, side, decoded);
+        for (uint32_t i = 0; i < 64 * N; i++)
+            errors[learnt] += pow((double)keys[i] - decoded[i], 2) / 64;
+        free(table);
+        key_statistics_free(statistics);
+    }
+    assert_true(errors[1] < 0.25 * errors[0]);
 }
 
 static void test_bytes_do_not_depend_on_flushing(void **unused)
@@ -478,8 +627,9 @@ static void test_bytes_do_not_depend_on_flushing(void **unused)
     for (const uint32_t *d = fixture_head_dims; *d; d++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             fill_statistics(*d, 1);
-            const struct key_head head = head_of(*d, 2);
-            const struct key_codec *codec = key_codec_find(POLICY_CODEC_PAIR2);
+            const uint32_t bits = s % 2 ? 2 : KLT1;
+            const struct key_head head = head_of(*d, bits);
+            const struct key_codec *codec = key_codec_find(codecs[bits]);
             const size_t n_bytes = codec->tile_bytes(&head);
             uint8_t *tile = exactly(n_bytes), *other = exactly(n_bytes);
             float side, other_side;
@@ -525,7 +675,7 @@ static void test_broken_numbers(void **unused)
 {
     (void)unused;
     const uint32_t n = 20;
-    for (uint32_t bits = 1; bits <= 3; bits++)
+    for (uint32_t bits = 1; bits <= KLT0; bits++)
         for (uint32_t kind = 0; kind < 6; kind++) {
             fill_statistics(n, kind == 5 ? 1e4 : 1);
             for (uint32_t i = 0; i < n; i++) {
@@ -596,6 +746,8 @@ int main(void)
         cmocka_unit_test(test_tables_agree),
         cmocka_unit_test(test_alone_and_together),
         cmocka_unit_test(test_error_of_scores),
+        cmocka_unit_test(test_axes),
+        cmocka_unit_test(test_codewords_are_learnt),
         cmocka_unit_test(test_bytes_do_not_depend_on_flushing),
         cmocka_unit_test(test_broken_numbers),
         cmocka_unit_test(test_broken_keys_mean_something),

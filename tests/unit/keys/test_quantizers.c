@@ -132,7 +132,7 @@ static void test_taken_over(void **unused)
                                *coded = find(quantizers, &pq);
     assert_true(first != one && first->table_bytes > 0 && coded->table_bytes > 0);
     const struct pair_table *table = key_quantizer_head(first, 1, 2)->table;
-    assert_true(table->head_dim == 20 && table->direction[7] > 0.2f && table->n_bytes * 6 == first->table_bytes);
+    assert_true(table->layout.head_dim == 20 && table->direction[7] > 0.2f && table->n_bytes * 6 == first->table_bytes);
     assert_true(((const struct pair_table *)key_quantizer_head(first, 0, 0)->table)->direction[7] == 0);
     /* newer ones: new quantizers, and the old ones stay whole */
     take_statistics(quantizers, 4, false);

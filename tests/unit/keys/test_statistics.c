@@ -19,7 +19,12 @@ static const uint8_t hash[16] = {9, 8, 7, 6, 5, 4, 3, 2, 1};
 static const struct row_shape shape = {.n_layers = 2, .n_kv_heads = 3, .head_dim = 8, .codec = ROW_CODEC_F16};
 static char folder[] = "/tmp/hcattn-statistics-XXXXXX", path[64];
 
-enum { HEADER_BYTES = 64, N_VALUES = 2 * 3 * (8 + 2 * 64), FILE_BYTES = HEADER_BYTES + N_VALUES * 4 + 4 };
+enum {
+    HEADER_BYTES = 64,
+    N_VALUES = 2 * 3 * (8 + 2 * 64),
+    N_HALVES = 2 * 3 * 5 * 8,
+    FILE_BYTES = HEADER_BYTES + N_VALUES * 4 + N_HALVES * 2 + 4
+};
 
 static struct key_statistics *made(void)
 {
@@ -29,6 +34,9 @@ static struct key_statistics *made(void)
         assert_true(statistics->values[i] == 0);
         statistics->values[i] = (float)i * 0.25f - 100;
     }
+    assert_int_equal(key_statistics_make_samples(statistics, 5), 0);
+    for (uint32_t i = 0; i < N_HALVES; i++)
+        statistics->samples[i] = (uint16_t)(i * 7);
     statistics->n_tokens = 1u << 20;
     statistics->text_hash = 0x123456789abcdef0u;
     return statistics;
@@ -83,6 +91,9 @@ static void test_saved_and_loaded(void **unused)
     assert_int_equal(key_statistics_save(statistics, path), 0); /* over the old one */
     assert_int_equal(key_statistics_load(path, &shape, hash, &loaded, sentence, sizeof sentence), 0);
     assert_memory_equal(loaded->values, statistics->values, N_VALUES * sizeof(float));
+    assert_int_equal(loaded->n_samples, 5);
+    assert_memory_equal(loaded->samples, statistics->samples, N_HALVES * sizeof(uint16_t));
+    assert_ptr_equal(key_statistics_samples(loaded, 1, 2), loaded->samples + 5 * 5 * 8);
     assert_memory_equal(loaded->model_hash, hash, sizeof hash);
     assert_true(loaded->n_layers == 2 && loaded->n_kv_heads == 3 && loaded->head_dim == 8);
     assert_true(loaded->n_tokens == 1u << 20 && loaded->text_hash == 0x123456789abcdef0u);
@@ -94,6 +105,18 @@ static void test_saved_and_loaded(void **unused)
     key_statistics_free(statistics);
     assert_int_equal(n_files(), 0);
     assert_null(key_statistics_free(NULL));
+}
+
+static void test_without_samples(void **unused)
+{
+    (void)unused;
+    struct key_statistics *statistics = NULL, *loaded = NULL;
+    assert_int_equal(key_statistics_new(&shape, hash, &statistics), 0);
+    assert_int_equal(key_statistics_save(statistics, path), 0);
+    assert_int_equal(key_statistics_load(path, &shape, hash, &loaded, NULL, 0), 0);
+    assert_int_equal(loaded->n_samples, 0);
+    key_statistics_free(loaded);
+    key_statistics_free(statistics);
 }
 
 static void test_what_cannot_be_written(void **unused)
@@ -133,14 +156,17 @@ static void test_damaged(void **unused)
         const char *words;
     } wrong[] = {
         {0, 1, "not a file"},
-        {4, 2, "version"},
+        {4, 1, "version"},
         {8, 3, "layers"},
         {12, 0xffffffff, "layers"},
         {16, 9, "layers"},
         {20, 3, "layers"},
         {24, 1, "another model"},
         {HEADER_BYTES, 0x7f800000, "none"},
-        {FILE_BYTES - 8, 0xffc00000, "none"},
+        {FILE_BYTES - 8, 0x7e000000, "none"},
+        {HEADER_BYTES + 4 * N_VALUES - 4, 0xffc00000, "none"},
+        {56, 6, "bytes long"},
+        {56, 0xffffffff, "damaged"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         uint32_t kept;
@@ -174,6 +200,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_saved_and_loaded),
+        cmocka_unit_test(test_without_samples),
         cmocka_unit_test(test_what_cannot_be_written),
         cmocka_unit_test(test_damaged),
     };
