@@ -33,7 +33,8 @@ int eval_compare_new(uint32_t n, uint32_t n_vocab, const uint32_t *ids, uint32_t
         eval_compare_free(compare);
         return -ENOMEM;
     }
-    memcpy(compare->ids, ids, n_ids * sizeof *ids);
+    if (n_ids > 0)
+        memcpy(compare->ids, ids, n_ids * sizeof *ids);
     *ret_compare = compare;
     return 0;
 }

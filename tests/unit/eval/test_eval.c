@@ -405,7 +405,7 @@ static void test_cancelled(void **state)
     (void)state;
     struct worker_fixture *fixture = open_tiny();
     const size_t before = fixture->ops.bytes(fixture->backend);
-    for (uint32_t n_slices = 0;; n_slices++) {
+    for (uint32_t n_slices = 0;; n_slices = 2 * n_slices + 1) {
         struct eval_request request = make_request(1, (const uint32_t[]){MAX_TEXT},
                                                    (const char *const[]){"default", "rot4,mass=0.9,fastgen=0.5", NULL});
         struct job job = {0};
@@ -439,8 +439,13 @@ static void test_no_memory(void **state)
     struct worker_fixture *fixture = open_tiny();
     const size_t before = fixture->ops.bytes(fixture->backend);
     fixture->ops.alloc = failing_alloc;
+#ifdef HCATTN_SANITIZED
+    const int step = 5;
+#else
+    const int step = 1;
+#endif
     int n = 0;
-    for (int step = 1;; n += step) {
+    for (;; n += step) {
         n_until_failure = n;
         struct evaluation got =
             run(fixture, make_request(1, (const uint32_t[]){MAX_TEXT}, (const char *const[]){"default", NULL}));
