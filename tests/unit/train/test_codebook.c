@@ -15,12 +15,12 @@
 
 #define TINY "--layers 2 --heads 6 --kv-heads 2 --embd 120 --context 256"
 
-enum { N_HEADS = 4, HEAD_DIM = 20, N_CENTROIDS = 256 };
+enum { N_HEADS = 4, HEAD_DIM = 20, N_CENTROIDS = 256, MAX_BYTES = 1 << 20 };
 
 static const uint8_t hash[16] = "a tiny model ...";
 static const struct row_shape shape = {2, 2, HEAD_DIM, ROW_CODEC_F16};
 static char directory[] = "/tmp/hcattn-codebook-XXXXXX", sentence[JOB_SENTENCE_SIZE];
-static char codebook_path[128], checkpoint_path[128];
+static char codebook_path[128], checkpoint_path[128], large_codebook_path[128], large_checkpoint_path[128];
 
 static struct worker_fixture *open_worker(const char *keep_in)
 {
@@ -55,8 +55,8 @@ static struct train_codebook_request request_of(size_t n_letters, uint32_t n_dim
     return request;
 }
 
-/* Up to n_slices of training; -1: all. */
-static int run(const struct job_tools *tools, struct train_codebook_request *request, int n_slices)
+/* To its end, or only until the first sub-spaces are finished. */
+static int run(const struct job_tools *tools, struct train_codebook_request *request, bool interrupted)
 {
     struct job job;
     struct job_report report = {0};
@@ -69,7 +69,7 @@ static int run(const struct job_tools *tools, struct train_codebook_request *req
         assert_true(report.done >= done && report.done <= 1);
         assert_true(r != 1 || report.phase != NULL);
         done = report.done;
-        if (r == 1 && strstr(report.phase, "codebooks") && --n_slices == 0)
+        if (interrupted && r == 1 && strstr(report.phase, "codebooks") && !strstr(report.phase, "codebooks, 0 "))
             break;
     } while (r == 1);
     job.ops->free(job.state);
@@ -78,7 +78,7 @@ static int run(const struct job_tools *tools, struct train_codebook_request *req
 
 static uint8_t *bytes_of(const char *path, size_t *ret_n)
 {
-    static uint8_t buffers[2][1 << 20];
+    static uint8_t buffers[2][MAX_BYTES];
     static int which;
     uint8_t *bytes = buffers[which = !which];
     FILE *file = fopen(path, "rb");
@@ -143,7 +143,7 @@ static void test_it_fits_the_keys(void **unused)
         naive[i] = naive_new(fixture, texts->contexts[i].ids, texts->contexts[i].n);
         assert_int_equal(naive[i].n, 256);
     }
-    assert_int_equal(run(&fixture->tools, &request, -1), 0);
+    assert_int_equal(run(&fixture->tools, &request, false), 0);
     assert_non_null(strstr(sentence, "pq4/256 of 512 tokens"));
     assert_non_null(strstr(sentence, "kept beside the model"));
     assert_true(quantizers_has(fixture->tools.quantizers, &terms));
@@ -167,16 +167,18 @@ static void test_it_fits_the_keys(void **unused)
     close_worker(fixture);
 }
 
-static size_t trained(struct worker_fixture *fixture, uint64_t seed, int n_slices, uint8_t **ret_bytes)
+/* Enough work for several slices. */
+static size_t trained(struct worker_fixture *fixture, uint64_t seed, bool interrupted, uint8_t **ret_bytes)
 {
     size_t n = 0;
-    struct train_codebook_request request = request_of(700, 4, seed);
+    struct train_codebook_request request = request_of(700, 2, seed);
+    request.n_centroids = 2048;
     request.again = true;
     request.max_iterations = 20;
-    assert_int_equal(run(&fixture->tools, &request, n_slices), n_slices > 0);
-    if (n_slices < 0) {
-        *ret_bytes = bytes_of(codebook_path, &n);
-        unlink(codebook_path);
+    assert_int_equal(run(&fixture->tools, &request, interrupted), interrupted);
+    if (!interrupted) {
+        *ret_bytes = bytes_of(large_codebook_path, &n);
+        unlink(large_codebook_path);
     }
     return n;
 }
@@ -184,42 +186,48 @@ static size_t trained(struct worker_fixture *fixture, uint64_t seed, int n_slice
 static void test_nothing_changes_it(void **unused)
 {
     (void)unused;
-    static uint8_t first[1 << 20], checkpoint[1 << 20];
+    static uint8_t first[MAX_BYTES], checkpoint[MAX_BYTES];
     uint8_t *bytes;
     size_t n_checkpoint;
     struct worker_fixture *fixture = open_worker(directory);
-    const size_t n = trained(fixture, 5, -1, &bytes);
+    const size_t n = trained(fixture, 5, false, &bytes);
     memcpy(first, bytes, n);
-    assert_int_equal(n, 80 + N_HEADS * HEAD_DIM * N_CENTROIDS * 4 + 4);
+    assert_int_equal(n, 80 + N_HEADS * HEAD_DIM * 2048 * 4 + 4);
 
-    struct pool *const pool = fixture->tools.pool; /* one thread */
-    fixture->tools.pool = NULL;
-    assert_int_equal(trained(fixture, 5, -1, &bytes), n);
-    assert_memory_equal(bytes, first, n);
-    fixture->tools.pool = pool;
-
-    assert_int_equal(trained(fixture, 6, -1, &bytes), n); /* another seed */
+    assert_int_equal(trained(fixture, 6, false, &bytes), n); /* another seed */
     assert_memory_not_equal(bytes, first, n);
 
-    trained(fixture, 5, 1, NULL); /* interrupted */
-    bytes = bytes_of(checkpoint_path, &n_checkpoint);
+    fixture->tools.pool = NULL; /* one thread */
+    trained(fixture, 5, true, NULL);
+    bytes = bytes_of(large_checkpoint_path, &n_checkpoint);
     memcpy(checkpoint, bytes, n_checkpoint);
-    const size_t record = 24 + 256 * 4 * 4 + 4, header = sizeof(struct train_codebook_identity) + 8;
-    print_message("%zu of 20 sub-spaces in the checkpoint\n", (n_checkpoint - header) / record);
-    assert_true(n_checkpoint >= header && (n_checkpoint - header) % record == 0);
-    assert_int_equal(trained(fixture, 5, -1, &bytes), n);
+    const size_t record = 24 + 2048 * 2 * 4 + 4, header = sizeof(struct train_codebook_identity) + 8;
+    print_message("%zu of 40 sub-spaces in the checkpoint\n", (n_checkpoint - header) / record);
+    assert_true(n_checkpoint >= header + record && (n_checkpoint - header) % record == 0);
+    assert_int_equal(trained(fixture, 5, false, &bytes), n);
     assert_memory_equal(bytes, first, n);
-    assert_int_equal(access(checkpoint_path, F_OK), -1);
+    assert_int_equal(access(large_checkpoint_path, F_OK), -1);
+    fixture->tools.pool = fixture->pool;
 
-    put_bytes(checkpoint_path, checkpoint, n_checkpoint); /* of another training */
-    trained(fixture, 6, -1, &bytes);
+    put_bytes(large_checkpoint_path, checkpoint, n_checkpoint); /* of another training */
+    trained(fixture, 6, false, &bytes);
     assert_memory_not_equal(bytes, first, n);
-    /* damaged: at its head, in a record, cut off, not a checkpoint at all */
-    for (size_t at = 0; at < n_checkpoint; at += at < header ? 17 : record / 2 + 3) {
-        checkpoint[at] ^= 1;
-        put_bytes(checkpoint_path, checkpoint, at % 2 ? n_checkpoint : n_checkpoint - at / 3);
-        checkpoint[at] ^= 1;
-        assert_int_equal(trained(fixture, 5, -1, &bytes), n);
+    /* damaged: at its head, in a record, cut off */
+    const struct {
+        size_t at, n_bytes;
+    } damages[] = {{3, n_checkpoint},
+                   {40, n_checkpoint},
+                   {header + 1, n_checkpoint},
+                   {header + record / 2, n_checkpoint},
+                   {n_checkpoint - 1, n_checkpoint},
+                   {0, header - 1},
+                   {0, header + record - 1}};
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        const uint8_t flip = damages[i].at ? 1 : 0;
+        checkpoint[damages[i].at] ^= flip;
+        put_bytes(large_checkpoint_path, checkpoint, damages[i].n_bytes);
+        checkpoint[damages[i].at] ^= flip;
+        assert_int_equal(trained(fixture, 5, false, &bytes), n);
         assert_memory_equal(bytes, first, n);
     }
     close_worker(fixture);
@@ -274,27 +282,27 @@ static void test_what_is_asked_for(void **unused)
     (void)unused;
     struct worker_fixture *fixture = open_worker(NULL);
     struct train_codebook_request request = request_of(100, 3, 1);
-    assert_int_equal(run(&fixture->tools, &request, -1), -EINVAL);
+    assert_int_equal(run(&fixture->tools, &request, false), -EINVAL);
     assert_non_null(strstr(sentence, "2, 4 and 8"));
     request = request_of(100, 2, 1);
     request.n_centroids = 1000;
-    assert_int_equal(run(&fixture->tools, &request, -1), -EINVAL);
+    assert_int_equal(run(&fixture->tools, &request, false), -EINVAL);
     assert_non_null(strstr(sentence, "1000 centroids"));
     request = request_of(100, 8, 1);
-    assert_int_equal(run(&fixture->tools, &request, -1), -EINVAL);
+    assert_int_equal(run(&fixture->tools, &request, false), -EINVAL);
     assert_non_null(strstr(sentence, "20 dimensions"));
     request = request_of(63, 2, 1);
-    assert_int_equal(run(&fixture->tools, &request, -1), -E2BIG);
+    assert_int_equal(run(&fixture->tools, &request, false), -E2BIG);
 
     request = request_of(100, 2, 1);
-    assert_int_equal(run(&fixture->tools, &request, -1), 0);
+    assert_int_equal(run(&fixture->tools, &request, false), 0);
     assert_non_null(strstr(sentence, "not kept"));
     request = request_of(100, 2, 1);
-    assert_int_equal(run(&fixture->tools, &request, -1), 0);
+    assert_int_equal(run(&fixture->tools, &request, false), 0);
     assert_non_null(strstr(sentence, "already"));
     request = request_of(101, 2, 1);
     request.again = true;
-    assert_int_equal(run(&fixture->tools, &request, -1), 0);
+    assert_int_equal(run(&fixture->tools, &request, false), 0);
     assert_non_null(strstr(sentence, "101 tokens"));
     close_worker(fixture);
 }
@@ -307,9 +315,16 @@ static int make_directory(void **unused)
     struct quantizers *quantizers = NULL;
     if (quantizers_new(&shape, hash, directory, &quantizers) < 0)
         return -1;
-    quantizers_checkpoint_path(quantizers, 4, N_CENTROIDS, checkpoint_path, sizeof checkpoint_path);
-    snprintf(codebook_path, sizeof codebook_path, "%.*scodebook", (int)(strlen(checkpoint_path) - strlen("checkpoint")),
-             checkpoint_path);
+    const struct {
+        uint32_t n_dims, n_centroids;
+        char *checkpoint, *codebook;
+    } paths[] = {{4, N_CENTROIDS, checkpoint_path, codebook_path},
+                 {2, 2048, large_checkpoint_path, large_codebook_path}};
+    for (int i = 0; i < 2; i++) {
+        quantizers_checkpoint_path(quantizers, paths[i].n_dims, paths[i].n_centroids, paths[i].checkpoint, 128);
+        snprintf(paths[i].codebook, 128, "%.*scodebook", (int)(strlen(paths[i].checkpoint) - strlen("checkpoint")),
+                 paths[i].checkpoint);
+    }
     quantizers_free(quantizers);
     return 0;
 }
