@@ -12,8 +12,8 @@ const char *const option_names_all[] = {
     "transport", "workers",
     /* hcattn */
     "again", "attention", "bin-dir", "bos", "centroids", "chat", "connect-timeout", "context", "decode", "detach",
-    "endpoint", "fastgen-recovery", "frequency-penalty", "from", "ids", "ignore-end", "json", "logprobs",
-    "max-restarts", "max-tokens", "min-p", "out", "parse-special", "pq-groups", "presence-penalty", "presets", "raw",
-    "recovery", "repeat-penalty", "residency", "resume", "seed", "session", "speed", "start-timeout", "stop",
-    "stop-timeout", "system", "tail", "temperature", "text", "timeout", "tokens", "top-k", "top-logprobs", "top-p",
-    NULL};
+    "divergence", "endpoint", "fastgen-recovery", "frequency-penalty", "from", "ids", "ignore-end", "json", "lengths",
+    "logprobs", "max-restarts", "max-tokens", "min-p", "out", "parse-special", "pq-groups", "presence-penalty",
+    "presets", "raw", "recovery", "repeat-penalty", "residency", "resume", "samples", "seed", "session", "speed",
+    "start-timeout", "stop", "stop-timeout", "system", "tail", "tasks", "temperature", "text", "timeout", "tokens",
+    "top-k", "top-logprobs", "top-p", NULL};

@@ -4,6 +4,7 @@
 #include "client/command/eval_presets.h"
 #include "client/command/eval_rows.h"
 #include "client/command/eval_speed.h"
+#include "client/command/eval_tasks.h"
 #include "client/command/job.h"
 #include "client/command/output.h"
 #include "client/command/share.h"
@@ -52,6 +53,26 @@ static const struct option_spec specs[] = {
      .kind = OPTION_FLAG,
      .default_text = "yes",
      .help = "measure the time of a decode step with sessions of the service"},
+    {.name = "tasks",
+     .kind = OPTION_STRING,
+     .metavar = "A,B,...|all",
+     .help = "tasks with known answers, done greedily by full attention and by each preset: niah_single, "
+             "niah_multikey_2, niah_multikey_3, niah_multivalue, vt, cwe, fwe, kv, copy"},
+    {.name = "lengths",
+     .kind = OPTION_STRING,
+     .default_text = "512,1k,2k,4k",
+     .metavar = "N,N,...",
+     .help = "of the tasks, in tokens with the answer; k: 1024"},
+    {.name = "samples",
+     .kind = OPTION_U32,
+     .default_text = "5",
+     .minimum = 1,
+     .maximum = 1000,
+     .help = "of each task and length"},
+    {.name = "divergence",
+     .kind = OPTION_FLAG,
+     .default_text = "yes",
+     .help = "compare on texts; with --no-divergence tasks are all that is done"},
     {.name = "json", .kind = OPTION_FLAG, .help = "one JSON object"},
     {.name = "out",
      .kind = OPTION_STRING,
@@ -76,6 +97,7 @@ struct eval {
     struct job_texts texts;
     struct eval_presets presets;
     struct eval_rows rows;
+    struct eval_tasks tasks;
     struct job_progress progress;
     struct hcattn_job_events show; /* of the progress line */
     bool no_memory;
@@ -102,6 +124,26 @@ static int get_presets(struct eval *eval)
         result = eval_presets_add(&eval->presets, options_string_at(eval->options, "presets", i));
     if (result == -EINVAL)
         return command_fail(COMMAND_USAGE, NAME, "--presets: a name between two commas is empty");
+    return result ? command_fail(COMMAND_ERROR, NAME, "no memory") : 0;
+}
+
+/* Exit status, told. */
+static int get_tasks(struct eval *eval)
+{
+    const char *list = options_string(eval->options, "tasks"), *wrong = NULL;
+    if (!list)
+        return options_flag(eval->options, "divergence")
+                   ? 0
+                   : command_fail(COMMAND_USAGE, NAME, "--no-divergence leaves nothing to do without --tasks");
+    int result = eval_tasks_add(&eval->tasks, list, &wrong);
+    if (result == -EINVAL)
+        return command_fail(COMMAND_USAGE, NAME, "--tasks: there is no task '%.*s'", (int)strcspn(wrong, ","), wrong);
+    if (!result)
+        result = eval_tasks_add_lengths(&eval->tasks, options_string(eval->options, "lengths"));
+    if (result == -EINVAL)
+        return command_fail(COMMAND_USAGE, NAME, "--lengths takes numbers of 256 to 4194304 tokens, as in 512,1k,2k");
+    if (!result && !eval_tasks_has_policy((const char *const *)eval->presets.names, eval->presets.n_names))
+        return command_fail(COMMAND_USAGE, NAME, "--tasks needs a preset that a session can have, other than full");
     return result ? command_fail(COMMAND_ERROR, NAME, "no memory") : 0;
 }
 
@@ -163,7 +205,15 @@ static int measure_speed(struct eval *eval)
     return 0;
 }
 
-static int write_folder(const char *folder, const json_t *json)
+static int run_tasks(struct eval *eval)
+{
+    struct hcattn_error error;
+    int result = eval_tasks_run(&eval->tasks, eval->client, NAME, (const char *const *)eval->presets.names,
+                                eval->presets.n_names, options_u32(eval->options, "samples"), &error);
+    return result < 0 ? command_call_failed(NAME, result, &error) : 0;
+}
+
+static int write_folder(const char *folder, const json_t *json, bool plot)
 {
     char path[4096];
     if (mkdir(folder, 0777) < 0 && errno != EEXIST)
@@ -173,7 +223,7 @@ static int write_folder(const char *folder, const json_t *json)
     if (n < 0 || (size_t)n >= sizeof(path) ||
         json_dump_file(json, path, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9)) < 0)
         return command_fail(COMMAND_ERROR, NAME, "cannot write %s: %s", path, strerror(errno ? errno : ENAMETOOLONG));
-    return share_plot(NAME, path, folder);
+    return plot ? share_plot(NAME, path, folder) : 0;
 }
 
 /* What there is, also after a failure: it may have taken long. */
@@ -185,13 +235,19 @@ static int show(struct eval *eval)
     bool known = hcattn_stats(eval->client, ASK_MS, &stats, &ignored) == 0;
     json_t *json = eval_rows_json(&eval->rows, known ? stats.model : NULL);
     hcattn_stats_free(&stats);
+    if (json && eval->tasks.n_tasks)
+        json_object_set_new(json, "tasks", eval_tasks_json(&eval->tasks));
     if (!json)
         return command_fail(COMMAND_ERROR, NAME, "no memory");
-    int status = folder ? write_folder(folder, json) : 0;
+    int status = folder ? write_folder(folder, json, eval->rows.n_rows) : 0;
     if (options_flag(eval->options, "json"))
         output_json(json_incref(json));
-    else
+    else if (eval->rows.n_rows)
         eval_rows_table(&eval->rows);
+    if (!options_flag(eval->options, "json") && eval->tasks.n_rows) {
+        output_text(eval->rows.n_rows ? "\n" : "");
+        eval_tasks_table(&eval->tasks);
+    }
     json_decref(json);
     return status ? status : output_status();
 }
@@ -202,11 +258,14 @@ static int evaluate(struct eval *eval)
     for (size_t i = 0; i < eval->presets.n_names; i++)
         job_need(&needs, eval->presets.names[i]);
     int status = job_meet(&needs, NAME, eval->client);
-    if (!status)
+    bool divergence = options_flag(eval->options, "divergence");
+    if (!status && divergence)
         status = run_job(eval);
-    if (!status && options_flag(eval->options, "speed"))
+    if (!status && divergence && options_flag(eval->options, "speed"))
         status = measure_speed(eval);
-    int shown = eval->rows.n_rows ? show(eval) : 0;
+    if (!status && eval->tasks.n_tasks)
+        status = run_tasks(eval);
+    int shown = eval->rows.n_rows || eval->tasks.n_rows ? show(eval) : 0;
     return status ? status : shown;
 }
 
@@ -221,6 +280,8 @@ int eval_command(int argc, char **argv)
     if (!status)
         status = get_presets(&eval);
     if (!status)
+        status = get_tasks(&eval);
+    if (!status && options_flag(options, "divergence"))
         status = get_texts(&eval);
     if (!status)
         eval.client = command_connect(NAME, options, &status);
@@ -228,6 +289,7 @@ int eval_command(int argc, char **argv)
         status = evaluate(&eval);
     command_disconnect(eval.client);
     eval_rows_fini(&eval.rows);
+    eval_tasks_fini(&eval.tasks);
     eval_presets_fini(&eval.presets);
     job_texts_fini(&eval.texts);
     options_free(options);
