@@ -6,7 +6,7 @@
 const char *const option_names_all[] = {
     /* the processes */
     "backend", "client-endpoint", "default-max-tokens", "device-memory", "exact-tokens", "hang-timeout", "huge-pages",
-    "incarnation", "index", "isa", "log-level", "max-batch", "max-queue", "max-requests", "max-sessions", "max-step-ms",
+    "incarnation", "index", "isa", "learnt-dir", "log-level", "max-batch", "max-queue", "max-requests", "max-sessions", "max-step-ms",
     "memory", "micro-batches", "model", "n-ctx", "node", "policy", "prefill-chunk", "queue-timeout",
     "reconnect-timeout", "recovery-timeout", "request-timeout", "rows", "runtime-dir", "spin-us", "stores", "threads",
     "transport", "workers",
