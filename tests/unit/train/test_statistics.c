@@ -78,7 +78,10 @@ static struct key_statistics *statistics_of(const char *directory)
     closedir(dir);
     const struct row_shape shape = {2, 2, 20, ROW_CODEC_F16};
     struct key_statistics *statistics = NULL;
-    assert_int_equal(key_statistics_load(path, &shape, hash, &statistics, sentence, sizeof(sentence)), 0);
+    int r = key_statistics_load(path, &shape, hash, &statistics, sentence, sizeof(sentence));
+    if (r < 0)
+        print_error("%s: %d, %s\n", path, r, sentence);
+    assert_int_equal(r, 0);
     unlink(path);
     return statistics;
 }
@@ -126,6 +129,29 @@ static struct truth truth_of(const struct naive *naive, uint32_t n_contexts, uin
     return truth;
 }
 
+/* Fewer keys than samples are wanted: every key of a whole block is one. Returns the worst difference. */
+static double check_samples(const struct key_statistics *statistics, const struct naive *naive, uint32_t n_contexts,
+                            uint32_t layer, uint32_t head)
+{
+    const struct kernels *kernels = kernels_get(KERNELS_ISA_PLAIN);
+    const uint16_t *samples = key_statistics_samples(statistics, layer, head);
+    double worst = 0;
+    uint32_t n = 0;
+    for (uint32_t c = 0; c < n_contexts; c++)
+        for (size_t t = 0; t < naive[c].n / 64 * 64; t++, n++)
+            for (size_t i = 0; i < 20; i++) {
+                const double *keys = naive[c].k + ((size_t)layer * naive[c].n * 2 + head) * 20 + i;
+                double mean = 0;
+                for (size_t j = t / 64 * 64; j < t / 64 * 64 + 64; j++)
+                    mean += keys[j * 40] / 64;
+                float sample;
+                kernels->f16_decode(samples + (size_t)n * 20 + i, 1, &sample);
+                worst = fmax(worst, fabs((double)sample - (keys[t * 40] - mean)));
+            }
+    assert_int_equal(statistics->n_samples, n);
+    return worst;
+}
+
 static void test_moments(void **state)
 {
     (void)state;
@@ -155,6 +181,7 @@ static void test_moments(void **state)
         for (uint32_t head = 0; head < 2; head++) {
             struct truth truth = truth_of(naive, 2, layer, head);
             struct key_statistics_head got = key_statistics_head(statistics, layer, head);
+            assert_true(check_samples(statistics, naive, 2, layer, head) < 4e-3);
             for (int i = 0; i < 20; i++) {
                 worst = fmax(worst, fabs(truth.q_mean[i] - (double)got.q_mean[i]));
                 for (int j = 0; j < 20; j++) {
