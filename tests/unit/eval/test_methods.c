@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "gpu-worker/eval/eval.h"
 #include "proto/layout.h"
 
 static bool is_near(double a, double b)
@@ -243,6 +244,73 @@ static void test_asked_for_late(void **state)
     asked = NULL;
 }
 
+/* ---- in an evaluation ---- */
+
+static struct job make_job(bool attention)
+{
+    enum { LENGTH = 4096 };
+    struct eval_request request = {.n_texts = 1, .context = 256, .tail = 64, .attention = attention};
+    uint32_t seed = 1;
+    request.texts = calloc(1, sizeof(*request.texts));
+    request.texts[0] = (struct job_text){strdup("text"), calloc(1, LENGTH + 1)};
+    for (uint32_t i = 0; i < LENGTH; i++) {
+        seed = seed * 1664525 + 1013904223;
+        request.texts[0].text[i] = "BCDFGHJKLMNPQRSTVWXZ .,"[(seed >> 8) % 23];
+    }
+    request.presets = calloc(16, sizeof(char *));
+    for (const char *name; (name = methods_baseline_name(request.n_presets)) != NULL;)
+        request.presets[request.n_presets++] = strdup(name);
+    struct job job = {0};
+    char sentence[JOB_SENTENCE_SIZE];
+    assert_int_equal(eval_job_new(&request, &job, sentence), 0);
+    return job;
+}
+
+static void test_evaluation(void **state)
+{
+    (void)state;
+    struct methods_fixture *fixture = methods_fixture_new(ROW_CODEC_F16);
+    struct job job = make_job(true);
+    char sentence[JOB_SENTENCE_SIZE];
+    uint32_t n_rows = 0;
+    for (int r = 1; r > 0;) {
+        struct job_report report;
+        r = job.ops->advance(job.state, &fixture->worker->tools, &report, sentence);
+        assert_true(r >= 0);
+        if (report.row == NULL)
+            continue;
+        assert_true(report.row->baseline);
+        assert_string_equal(report.row->preset, methods_baseline_name(n_rows));
+        assert_true(report.row->kept >= 0 && report.row->kept < 1 + 1e-6);
+        assert_true(report.row->kld_mean > 0 || strncmp(report.row->preset, "fastgen", 7) == 0);
+        assert_int_equal(report.row->attention[0].n, 64 / 8 * N_KV_HEADS);
+        n_rows++;
+    }
+    assert_int_equal(n_rows, 9);
+    job.ops->free(job.state);
+    methods_fixture_free(fixture);
+}
+
+/* Ending an evaluation anywhere leaves nothing behind (the sanitizers see to that). */
+static void test_cancelled(void **state)
+{
+    (void)state;
+    struct methods_fixture *fixture = methods_fixture_new(ROW_CODEC_F16);
+    int r = 1;
+    for (uint32_t n_slices = 0; r > 0; n_slices += n_slices / 2 + 1) {
+        struct job job = make_job(false);
+        char sentence[JOB_SENTENCE_SIZE];
+        r = 1;
+        for (uint32_t i = 0; i < n_slices && r > 0; i++) {
+            struct job_report report;
+            r = job.ops->advance(job.state, &fixture->worker->tools, &report, sentence);
+            assert_true(r >= 0);
+        }
+        job.ops->free(job.state);
+    }
+    methods_fixture_free(fixture);
+}
+
 /* ---- names ---- */
 
 static void test_names(void **state)
@@ -305,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),        cmocka_unit_test(test_everything_is_full),
         cmocka_unit_test(test_shares),         cmocka_unit_test(test_fastgen_permanent),
+        cmocka_unit_test(test_evaluation),     cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_asked_for_late), cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
