@@ -3,6 +3,7 @@
 #include "client/command/command.h"
 #include "client/command/job.h"
 #include "client/command/output.h"
+#include "common/clock.h"
 #include "proto/policy.h"
 
 #include <errno.h>
@@ -154,6 +155,7 @@ struct context {
     struct job_progress progress;
     char phase[64];
     double done, share; /* of all; of this sample */
+    uint64_t start_us;
     const struct hcattn_tokens *prompt;
     const struct task_sample *sample;
     uint64_t n_shared; /* first tokens of the prompt that the session took */
@@ -162,6 +164,14 @@ struct context {
         size_t n_bytes;
     } answer;
 };
+
+/* `part` of this sample is done. */
+static void show(struct context *run, double part)
+{
+    double done = run->done + run->share * part;
+    double left_us = done > 0.01 ? (double)(clock_now_us() - run->start_us) * (1 - done) / done : 0;
+    job_show(&run->progress, run->phase, done, left_us > 0 ? (uint64_t)left_us : 0);
+}
 
 static int count_tokens(void *context, const char *text, size_t *ret_n_tokens)
 {
@@ -179,8 +189,7 @@ static int count_tokens(void *context, const char *text, size_t *ret_n_tokens)
 static int on_prefill(void *context, uint64_t n_done, uint64_t n_total)
 {
     struct context *run = context;
-    job_show(&run->progress, run->phase, run->done + (n_total ? run->share * (double)n_done / (double)n_total / 2 : 0),
-             0);
+    show(run, n_total ? (double)n_done / (double)n_total / 2 : 0);
     return 0;
 }
 
@@ -253,8 +262,7 @@ static int answer_all(struct context *run, uint64_t session, struct eval_tasks_r
     int result = answer(run, rows[0].task, session, false, &full);
     for (size_t i = 0; !result && i < n_rows; i++) {
         struct eval_tasks_row *row = &rows[i];
-        job_show(&run->progress, run->phase,
-                 run->done + run->share * (0.5 + 0.5 * (double)(i + 1) / (double)(n_rows + 1)), 0);
+        show(run, 0.5 + 0.5 * (double)(i + 1) / (double)(n_rows + 1));
         int of_policy = answer_in_fork(run, row->task, session, row->preset, &score);
         if (of_policy < 0 && ends_all(of_policy))
             return of_policy;
@@ -350,7 +358,7 @@ static int run_rows(struct context *run, struct eval_tasks_row *rows, size_t n_r
     run->share /= n_samples;
     for (uint32_t i = 0; result == 0 && i < n_samples && has_chance(rows, n_rows, n_samples - i); i++) {
         snprintf(run->phase, sizeof(run->phase), "%s, %" PRIu32 " tokens", rows[0].task->name, rows[0].length);
-        job_show(&run->progress, run->phase, run->done, 0);
+        show(run, 0);
         result = run_sample(run, rows, n_rows, i);
         run->done += run->share;
     }
@@ -361,7 +369,7 @@ static int run_rows(struct context *run, struct eval_tasks_row *rows, size_t n_r
 int eval_tasks_run(struct eval_tasks *tasks, struct hcattn *client, const char *name, const char *const *presets,
                    size_t n_presets, uint32_t n_samples, struct hcattn_error *ret_error)
 {
-    struct context run = {.client = client, .name = name, .error = ret_error};
+    struct context run = {.client = client, .name = name, .error = ret_error, .start_us = clock_now_us()};
     double n_tokens = 0;
     int result = 0;
     *ret_error = (struct hcattn_error){.code = HCATTN_OK};

@@ -122,6 +122,13 @@ void eval_tasks_table(const struct eval_tasks *tasks)
     output_text("\n");
     for (size_t i = 0; i < tasks->n_rows;)
         i += show_line(tasks, i);
+    bool any = false;
+    for (size_t i = 0; i < n_means; i++)
+        any |= means[i].n_rows > 0;
+    if (!any) {
+        free(means);
+        return;
+    }
     output_format("%-32s  %.3f", "mean of what full attention can", means[0].full);
     for (size_t i = 0; i < n_means; i++)
         show_cell(means[i].preset, means[i].full, means[i].score);
