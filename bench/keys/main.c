@@ -2,7 +2,7 @@
  * main.c - how fast keys are quantized and scored on this machine, one thread.
  *
  *     bench-keys [--isa plain|avx2|avx512|auto] [--layers N] [--kv-heads N] [--group N] [--head-dim N] [--blocks N]
- *               [--codec f16|rot4|rot3|rot2|pair3|pair2|pair1]
+ *               [--codec f16|rot4|rot3|rot2|pair3|pair2|pair1|klt1|klt0]
  *
  * Time is the thread's own, and the best of several rounds, so that work beside it disturbs little. The default
  * shape is a small model over 32,768 old tokens. Tiles come in runs of a chunk, as a key cache gives them. The statistics that
@@ -140,8 +140,14 @@ static void bench(enum policy_codec which)
     if (quantizers_find(quantizers, &terms, &quantizer, NULL, 0) != 0)
         exit(1);
     struct work work = {.codec = quantizer->codec, .heads = quantizer->heads};
-    work.tile_bytes = work.codec->tile_bytes(work.heads); /* these codecs' are alike for all heads */
-    work.query_bytes = (work.codec->query_bytes(work.heads, shape.group) + 63) / 64 * 64;
+    size_t head_bytes = 0; /* one tile of each head; they may differ */
+    for (uint32_t pool = 0; pool < n_pools(); pool++) {
+        const size_t tile = work.codec->tile_bytes(&work.heads[pool]);
+        const size_t query = (work.codec->query_bytes(&work.heads[pool], shape.group) + 63) / 64 * 64;
+        work.tile_bytes = tile > work.tile_bytes ? tile : work.tile_bytes;
+        work.query_bytes = query > work.query_bytes ? query : work.query_bytes;
+        head_bytes += tile;
+    }
     const size_t n_chunks = (shape.n_blocks + KEY_CACHE_CHUNK_BLOCKS - 1) / KEY_CACHE_CHUNK_BLOCKS;
     const size_t n_tiles = n_chunks * KEY_CACHE_CHUNK_BLOCKS * n_pools();
     work.keys = floats_of((size_t)KERNELS_BLOCK_TOKENS * shape.head_dim);
@@ -156,11 +162,11 @@ static void bench(enum policy_codec which)
         work.sides[t] = work.sides[0];
     }
     const double quantize_s = measure(quantize, &work), prepare_s = measure(prepare, &work);
-    const double score_s = measure(score, &work), bytes = (double)n_pools() * shape.n_blocks * (double)work.tile_bytes;
+    const double score_s = measure(score, &work), bytes = (double)shape.n_blocks * (double)head_bytes;
     printf("%-5s tile %5zu bytes  quantize %7.3f ms a block  prepare %7.3f ms a step  score %8.3f ms a step  %5.1f "
            "GB/s  %5.3f ns a key\n",
-           work.codec->name, work.tile_bytes, quantize_s * 1e3, prepare_s * 1e3, score_s * 1e3, bytes / score_s * 1e-9,
-           score_s * 1e9 / ((double)n_pools() * shape.n_blocks * KERNELS_BLOCK_TOKENS));
+           work.codec->name, head_bytes / n_pools(), quantize_s * 1e3, prepare_s * 1e3, score_s * 1e3,
+           bytes / score_s * 1e-9, score_s * 1e9 / ((double)n_pools() * shape.n_blocks * KERNELS_BLOCK_TOKENS));
     free(work.keys);
     free(work.q);
     free(work.sides);
@@ -202,7 +208,7 @@ int main(int argc, char **argv)
            shape.n_layers, shape.n_kv_heads, shape.group, shape.head_dim, shape.n_blocks * KERNELS_BLOCK_TOKENS);
     static const enum policy_codec codecs[] = {POLICY_CODEC_ROT2,  POLICY_CODEC_ROT3,  POLICY_CODEC_ROT4,
                                                POLICY_CODEC_PAIR1, POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR3,
-                                               POLICY_CODEC_F16};
+                                               POLICY_CODEC_KLT1,  POLICY_CODEC_KLT0,  POLICY_CODEC_F16};
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         if (!only || strcmp(only, key_codec_find(codecs[i])->name) == 0)
             bench(codecs[i]);

@@ -29,6 +29,12 @@ static size_t tile_bytes(const struct key_head *head)
 static void quantize(const struct kernels *kernels, const struct key_head *head, const float *keys, void *tile,
                      float *ret_side)
 {
+#if defined(__x86_64__)
+    if (kernels->isa == KERNELS_ISA_AVX512 || kernels->isa == KERNELS_ISA_AVX2) {
+        codec_pair_quantize_avx2(head->table, keys, tile, ret_side);
+        return;
+    }
+#endif
     (void)kernels;
     codec_pair_quantize(head->table, keys, tile, ret_side);
 }

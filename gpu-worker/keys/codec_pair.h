@@ -168,3 +168,4 @@ extern const struct pair_kernels codec_pair_avx512;
 
 /* codec_pair_quantize.c: keys -> tile and side, the same bytes on every instruction set. */
 void codec_pair_quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side);
+void codec_pair_quantize_avx2(const struct pair_table *table, const float *keys, void *tile, float *ret_side);

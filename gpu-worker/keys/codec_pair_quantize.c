@@ -16,9 +16,14 @@
 #define KEY_LARGEST 65504.0f /* of f16, the largest that a row holds */
 #define SMALLEST    0x1p-40f /* anything smaller is 0: no row has it */
 #define ROUND_MAGIC 12582912.0f
+#define STEP        16u /* keys whose sums stay in registers */
+#define LANES       8u
+#define INLINE      static inline __attribute__((always_inline)) /* into the build for each instruction set */
+
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float)))); /* aligned as r and y are */
 
 /* A broken model's numbers: NaN counts as 0, what is beyond the largest half as that. In integers, as these vectorise. */
-static inline float cleaned(float x)
+INLINE float cleaned(float x)
 {
     const float smallest = SMALLEST, largest = KEY_LARGEST;
     uint32_t bits, largest_bits, smallest_bits;
@@ -34,7 +39,7 @@ static inline float cleaned(float x)
 }
 
 /* r [head_dim][64], the mean taken away; returns the mean's step, a float whose lowest 8 bits are 0. */
-static float take_mean(const float *keys, uint32_t head_dim, int8_t *mean, float *r)
+INLINE float take_mean(const float *keys, uint32_t head_dim, int8_t *mean, float *r)
 {
     float means[KERNELS_MAX_HEAD_DIM], largest = 0;
     for (uint32_t i = 0; i < head_dim; i++)
@@ -61,19 +66,26 @@ static float take_mean(const float *keys, uint32_t head_dim, int8_t *mean, float
 }
 
 /* y [n_coordinates][64] = A r */
-static void analyse(const struct pair_table *table, const float *r, float *y)
+INLINE void analyse(const struct pair_table *table, const float *r, float *y)
 {
     for (uint32_t c = 0; c < table->n_coordinates; c++, y += PAIR_KEYS) {
-        float sums[PAIR_KEYS] = {0};
         const uint32_t first = table->dense ? 0 : table->dimension[c];
         const uint32_t end = table->dense ? table->layout.head_dim : first + 1;
-        const float *factors =
-            table->dense ? table->analysis + (size_t)c * table->layout.head_dim : table->analysis + c - first;
-        for (uint32_t i = first; i < end; i++)
-            for (uint32_t j = 0; j < PAIR_KEYS; j++)
-                sums[j] += factors[i] * r[i * PAIR_KEYS + j];
+        const float *factors = table->analysis + (table->dense ? (size_t)c * table->layout.head_dim : c);
+        for (uint32_t key = 0; key < PAIR_KEYS; key += 4 * LANES) {
+            lanes sums[4] = {{0}};
+            for (uint32_t i = first; i < end; i++) {
+                const float factor = factors[i - first];
+                const lanes *from = (const lanes *)(const void *)(r + i * PAIR_KEYS + key);
+                sums[0] += factor * from[0];
+                sums[1] += factor * from[1];
+                sums[2] += factor * from[2];
+                sums[3] += factor * from[3];
+            }
+            memcpy(y + key, sums, sizeof sums);
+        }
         for (uint32_t j = 0; j < PAIR_KEYS; j++)
-            y[j] = fabsf(sums[j]) < SMALLEST ? 0 : sums[j];
+            y[j] = fabsf(y[j]) < SMALLEST ? 0 : y[j];
     }
 }
 
@@ -85,26 +97,30 @@ struct sums {
 };
 
 /* The nearest codewords of one group; codes [64] get them at `shift`. */
-static void choose(const struct pair_table *table, uint32_t g, const float *y, const float *inverse, uint32_t shift,
+INLINE void choose(const struct pair_table *table, uint32_t g, const float *y, const float *inverse, uint32_t shift,
                    uint8_t *codes, struct sums *sums)
 {
     const struct pair_group *group = &table->groups[g];
     const float *codewords = table->codewords + group->codewords;
-    float nearest[PAIR_KEYS];
-    int32_t chosen[PAIR_KEYS] = {0};
+    int32_t chosen[PAIR_KEYS];
     y += (size_t)group->first * PAIR_KEYS;
-    for (uint32_t c = 0; c < PAIR_CODEWORDS; c++) {
-        float towards[PAIR_KEYS] = {0}; /* least |z - codeword|^2 = |z|^2 + 2 (|codeword|^2 / 2 - <z, codeword>) */
-        for (uint32_t i = 0; i < group->n; i++)
-            for (uint32_t j = 0; j < PAIR_KEYS; j++)
-                towards[j] += codewords[c * group->n + i] * y[i * PAIR_KEYS + j];
-        const float half = table->half_squares[g * PAIR_CODEWORDS + c];
-        for (uint32_t j = 0; j < PAIR_KEYS; j++) {
-            const float distance = half - towards[j] * inverse[j];
-            const int nearer = c == 0 || distance < nearest[j];
-            nearest[j] = nearer ? distance : nearest[j];
-            chosen[j] = nearer ? (int32_t)c : chosen[j];
+    for (uint32_t key = 0; key < PAIR_KEYS; key += STEP) {
+        float nearest[STEP];
+        int32_t best[STEP] = {0};
+        for (uint32_t c = 0; c < PAIR_CODEWORDS; c++) {
+            float towards[STEP] = {0}; /* least |z - codeword|^2 = |z|^2 + 2 (|codeword|^2 / 2 - <z, codeword>) */
+            for (uint32_t i = 0; i < group->n; i++)
+                for (uint32_t j = 0; j < STEP; j++)
+                    towards[j] += codewords[c * group->n + i] * y[i * PAIR_KEYS + key + j];
+            const float half = table->half_squares[g * PAIR_CODEWORDS + c];
+            for (uint32_t j = 0; j < STEP; j++) {
+                const float distance = half - towards[j] * inverse[key + j];
+                const int nearer = c == 0 || distance < nearest[j];
+                nearest[j] = nearer ? distance : nearest[j];
+                best[j] = nearer ? (int32_t)c : best[j];
+            }
         }
+        memcpy(chosen + key, best, sizeof best);
     }
     for (uint32_t j = 0; j < PAIR_KEYS; j++) {
         const float *codeword = codewords + (size_t)chosen[j] * group->n;
@@ -118,7 +134,7 @@ static void choose(const struct pair_table *table, uint32_t g, const float *y, c
 }
 
 /* t [64] in 8 bits; returns the code of their step. */
-static uint32_t quantize_along(const float *t, int8_t *along)
+INLINE uint32_t quantize_along(const float *t, int8_t *along)
 {
     float largest = 0;
     for (uint32_t j = 0; j < PAIR_KEYS; j++)
@@ -134,7 +150,7 @@ static uint32_t quantize_along(const float *t, int8_t *along)
     return code;
 }
 
-void codec_pair_quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side)
+INLINE void quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side)
 {
     const struct pair_layout *layout = &table->layout;
     const uint32_t head_dim = layout->head_dim;
@@ -177,3 +193,16 @@ void codec_pair_quantize(const struct pair_table *table, const float *keys, void
         t[j] -= key_scale_value(scales[j]) * sums.along[j];
     *ret_side = pair_side(mean_step, quantize_along(t, along));
 }
+
+void codec_pair_quantize(const struct pair_table *table, const float *keys, void *tile, float *ret_side)
+{
+    quantize(table, keys, tile, ret_side);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) void codec_pair_quantize_avx2(const struct pair_table *table, const float *keys,
+                                                              void *tile, float *ret_side)
+{
+    quantize(table, keys, tile, ret_side);
+}
+#endif
