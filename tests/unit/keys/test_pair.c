@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "tests/unit/keys/fixture.h"
+#include "tests/unit/keys/fixture_pair.h"
 #include "tests/unit/keys/halves_pair.h"
 
 #define N_TILES     3u
@@ -92,83 +93,6 @@ static void fill_queries(uint32_t head_dim)
     for (uint32_t k = 0; k < MAX_QUERIES; k++)
         for (uint32_t i = 0; i < head_dim; i++)
             q[k * head_dim + i] = (float)(q_mean[i] + sqrt(weights[i]) * fixture_normal());
-}
-
-/* What a tile says, read by the header's words alone. */
-static uint32_t code_at(const uint8_t *tile, uint32_t group, uint32_t key)
-{
-    return tile[group / 2 * 64 + key] >> (group % 2 ? 4 : 0) & 15u;
-}
-static const uint8_t *tail_of(const struct pair_table *table, const uint8_t *tile)
-{
-    return tile + table->layout.n_groups / 2 * 64;
-}
-static double scale_at(const struct pair_table *table, const uint8_t *tile, uint32_t key)
-{
-    const int code = tail_of(table, tile)[key];
-    if (table->layout.is_klt)
-        return code >> 4 ? exp2(((code >> 4) - 8) / 4.0) : 0;
-    return code ? exp2((code - 128) / 8.0) : 0;
-}
-static double along_step(float side)
-{
-    uint32_t bits;
-    memcpy(&bits, &side, sizeof bits);
-    return bits & 255u ? exp2(((int)(bits & 255u) - 128) / 8.0) : 0;
-}
-static const int8_t *mean_of(const struct pair_table *table, const uint8_t *tile)
-{
-    return (const int8_t *)tail_of(table, tile) + (table->layout.is_klt ? 64 : 128);
-}
-static double mean_at(const struct pair_table *table, const uint8_t *tile, float side, uint32_t i)
-{
-    return (double)pair_mean_step(side) * mean_of(table, tile)[i];
-}
-static double along_at(const struct pair_table *table, const uint8_t *tile, float side, uint32_t key)
-{
-    return table->layout.is_klt ? 0 : along_step(side) * (int8_t)tail_of(table, tile)[64 + key];
-}
-
-/* Coordinate c of a residual, and what one of it is in dimension i. */
-static double coordinate_of(const struct pair_table *table, const double *r, uint32_t c)
-{
-    const uint32_t n = table->layout.head_dim;
-    double y = 0;
-    if (!table->dense)
-        return r[table->dimension[c]] * (double)table->analysis[c];
-    for (uint32_t i = 0; i < n; i++)
-        y += r[i] * (double)table->analysis[c * n + i];
-    return y;
-}
-static double synthesis_of(const struct pair_table *table, uint32_t i, uint32_t c)
-{
-    if (table->dense)
-        return (double)table->synthesis[i * table->n_coordinates + c];
-    return table->dimension[c] == i ? (double)table->synthesis[c] : 0;
-}
-
-/* B' codewords, without a, [head_dim]. */
-static void codewords_at(const struct pair_table *table, const uint8_t *tile, uint32_t key, double *sum)
-{
-    memset(sum, 0, table->layout.head_dim * sizeof *sum);
-    for (uint32_t g = 0; g < table->layout.n_groups; g++) {
-        const struct pair_group *group = &table->groups[g];
-        const float *codeword = table->codewords + group->codewords + code_at(tile, g, key) * group->n;
-        for (uint32_t c = 0; c < group->n; c++)
-            for (uint32_t i = 0; i < table->layout.head_dim; i++)
-                sum[i] += synthesis_of(table, i, group->first + c) * (double)codeword[c];
-    }
-}
-
-/* k^ [64][head_dim] */
-static void decode(const struct pair_table *table, const uint8_t *tile, float side, double *decoded)
-{
-    for (uint32_t j = 0; j < 64; j++, decoded += table->layout.head_dim) {
-        codewords_at(table, tile, j, decoded);
-        for (uint32_t i = 0; i < table->layout.head_dim; i++)
-            decoded[i] = mean_at(table, tile, side, i) + scale_at(table, tile, j) * decoded[i] +
-                         along_at(table, tile, side, j) * (double)table->direction[i];
-    }
 }
 
 static void test_sizes(void **unused)
@@ -274,18 +198,18 @@ static void test_quantize_is_the_definition(void **unused)
                 for (uint32_t j = 0; j < 64; j++)
                     mean += (double)keys[j * n + i] / 64;
                 largest = fmax(largest, fabs(mean));
-                assert_true(fabs(mean - mean_at(table, tile, side, i)) <=
+                assert_true(fabs(mean - fixture_pair_mean(table, tile, side, i)) <=
                             0.5002 * (double)pair_mean_step(side) + 1e-6 * largest);
             }
             assert_true(fabs((double)pair_mean_step(side) * 127 / largest - 1) < 1e-4);
             for (uint32_t i = n; i < (n + 63) / 64 * 64; i++)
-                assert_int_equal(mean_of(table, tile)[i], 0);
+                assert_int_equal(fixture_pair_means(table, tile)[i], 0);
             for (uint32_t j = 0; j < 64; j++) {
                 double size = 0, product = 0, square = 0, left = 0;
                 for (uint32_t i = 0; i < n; i++)
-                    r[i] = (double)keys[j * n + i] - mean_at(table, tile, side, i);
+                    r[i] = (double)keys[j * n + i] - fixture_pair_mean(table, tile, side, i);
                 for (uint32_t c = 0; c < table->n_coordinates; c++)
-                    size += pow(coordinate_of(table, r, c), 2) * (double)table->inverse_spread[c];
+                    size += pow(fixture_pair_coordinate(table, r, c), 2) * (double)table->inverse_spread[c];
                 size = exp2(rint(log2(sqrt(size)) * 8) / 8);
                 for (uint32_t g = 0; g < table->layout.n_groups; g++) {
                     const struct pair_group *group = &table->groups[g];
@@ -294,34 +218,35 @@ static void test_quantize_is_the_definition(void **unused)
                         double distance = 0;
                         for (uint32_t i = 0; i < group->n; i++) {
                             const uint32_t c = group->first + i;
-                            const double y = coordinate_of(table, r, c),
+                            const double y = fixture_pair_coordinate(table, r, c),
                                          codeword = (double)table->codewords[group->codewords + w * group->n + i];
                             distance += pow(y / size - codeword, 2);
-                            if (w == code_at(tile, g, j)) {
+                            if (w == fixture_pair_code(tile, g, j)) {
                                 product += y * codeword;
                                 square += codeword * codeword;
                             }
                         }
                         nearest = fmin(nearest, distance);
-                        chosen = w == code_at(tile, g, j) ? distance : chosen;
+                        chosen = w == fixture_pair_code(tile, g, j) ? distance : chosen;
                     }
                     assert_true(chosen <= nearest * 1.0001 + 1e-3 * (nearest > 0));
                 }
-                const double a = scale_at(table, tile, j);
+                const double a = fixture_pair_scale(table, tile, j);
                 const double wanted = log2(product / square);
                 if (table->layout.is_klt) /* coarser, and not below or beyond its codes */
                     assert_true(fabs(fmin(fmax(wanted, -1.75), 1.75) - log2(a)) <= 1.0 / 8 + 1.0 / 16 + 1e-4);
                 else
                     assert_true(fabs(wanted - log2(a)) <= 1.0 / 16 + 1e-4);
-                codewords_at(table, tile, j, said);
+                fixture_pair_codewords(table, tile, j, said);
                 for (uint32_t i = 0; i < n; i++)
                     left += (double)table->direction[i] * (r[i] - a * said[i]);
                 furthest = fmax(furthest, fabs(left));
-                assert_true(table->layout.is_klt ||
-                            fabs(left - along_at(table, tile, side, j)) <= 0.5001 * along_step(side) + 1e-4);
+                assert_true(table->layout.is_klt || fabs(left - fixture_pair_along(table, tile, side, j)) <=
+                                                        0.5001 * fixture_pair_along_step(side) + 1e-4);
             }
             if (!table->layout.is_klt)
-                assert_true(furthest <= along_step(side) * 127.6 && furthest > along_step(side) * 127 / 1.1);
+                assert_true(furthest <= fixture_pair_along_step(side) * 127.6 &&
+                            furthest > fixture_pair_along_step(side) * 127 / 1.1);
             free(tile);
             free_head(head);
         }
@@ -371,7 +296,7 @@ static void test_scores_are_products_with_decoded_keys(void **unused)
             double error = 0, allowed = 0;
             for (uint32_t t = 0; t < N_TILES; t++) {
                 const uint8_t *tile = it.tiles + t * it.tile_bytes;
-                decode(table, tile, sides[t], decoded);
+                fixture_pair_decode(table, tile, sides[t], decoded);
                 for (uint32_t k = 0; k < MAX_QUERIES; k++) {
                     struct pair_query numbers;
                     memcpy(&numbers, it.query + k * pair_query_bytes(&table->layout), sizeof numbers);
@@ -381,7 +306,7 @@ static void test_scores_are_products_with_decoded_keys(void **unused)
                             exact += 0.125 * (double)q[k * n + i] * decoded[j * n + i];
                             size += 0.125 * fabs((double)q[k * n + i]) * (fabs(decoded[j * n + i]) + 1);
                         }
-                        const double step = (double)numbers.factor * scale_at(table, tile, j);
+                        const double step = (double)numbers.factor * fixture_pair_scale(table, tile, j);
                         const double difference = (double)scores[k * STRIDE + t * 64 + j] - exact;
                         assert_true(fabs(difference) <= 0.5001 * step * table->layout.n_groups + 1e-5 * size);
                         error += difference * difference;
@@ -477,7 +402,7 @@ static double score_error(uint32_t n, uint32_t bits, double mean_size, bool with
         fill_keys(n);
         fill_queries(n);
         codec->quantize(plain(), &head, keys, tile, &side);
-        decode(table, tile, side, decoded);
+        fixture_pair_decode(table, tile, side, decoded);
         for (uint32_t k = 0; k < MAX_QUERIES; k++)
             for (uint32_t j = 0; j < 64; j++) {
                 double error = 0;
@@ -503,120 +428,6 @@ static void test_error_of_scores(void **unused)
         const double with = score_error(64, bits, 3, true, &should), without = score_error(64, bits, 3, false, &should);
         assert_true(with < 0.25 * without && with < 1.6 * should + 0.3);
     }
-}
-
-/* Statistics with full matrices: moments = M M', M [n][n] of normal numbers of falling columns. */
-static void fill_moments(uint32_t n, double falling, float *moments)
-{
-    static double mixing[64 * 64];
-    for (uint32_t i = 0; i < n * n; i++)
-        mixing[i] = fixture_normal() * exp(-falling * (i % n) / n);
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < n; j++) {
-            double sum = i == j ? 1e-3 : 0;
-            for (uint32_t k = 0; k < n; k++)
-                sum += mixing[i * n + k] * mixing[j * n + k];
-            moments[i * n + j] = (float)sum;
-        }
-}
-
-/* Axes: B' A is the identity where all are coded, A (spread) A' is the diagonal matrix of variances, B (moments of q) B' that of
- * ones. Heads of larger variances have more groups, and the tiles are as large as asked for. */
-static void test_axes(void **unused)
-{
-    (void)unused;
-    enum { N = 48, N_HEADS = 4 };
-    const struct row_shape shape = {2, 2, N, ROW_CODEC_F16};
-    const uint8_t hash[16] = {0};
-    struct key_statistics *statistics;
-    struct pair_table *tables[N_HEADS] = {NULL};
-    fixture_seed(48);
-    assert_int_equal(key_statistics_new(&shape, hash, &statistics), 0);
-    for (uint32_t h = 0; h < N_HEADS; h++) {
-        const struct key_statistics_head head = key_statistics_head(statistics, h / 2, h % 2);
-        fill_moments(N, 2, head.q_square);
-        fill_moments(N, 6, head.k_spread);
-        for (uint32_t i = 0; i < N * N; i++)
-            head.k_spread[i] *= h == 3 ? 16.0f : 1.0f;
-    }
-    assert_int_equal(codec_pair_klt_tables(statistics, 500, tables), 0);
-    size_t bytes = 0;
-    for (uint32_t h = 0; h < N_HEADS; h++) {
-        const struct pair_table *table = tables[h];
-        const struct key_statistics_head head = key_statistics_head(statistics, h / 2, h % 2);
-        bytes += pair_tile_bytes(&table->layout);
-        assert_int_equal(table->layout.n_groups % 2, 1);
-        assert_true(h == 3 || table->layout.n_groups < tables[3]->layout.n_groups);
-        double largest = 0;
-        for (uint32_t i = 0; i < N; i++)
-            largest = fmax(largest, (double)head.q_square[i * N + i]);
-        const uint32_t m = table->n_coordinates;
-        for (uint32_t a = 0; a < m; a++)
-            for (uint32_t b = 0; b < m; b++) {
-                double spread = 0, asked = 0, both = 0;
-                for (uint32_t i = 0; i < N; i++) {
-                    both += (double)table->analysis[a * N + i] * (double)table->synthesis[i * m + b];
-                    for (uint32_t j = 0; j < N; j++) {
-                        spread += (double)table->analysis[a * N + i] * (double)table->analysis[b * N + j] *
-                                  (double)head.k_spread[i * N + j];
-                        asked += (double)table->synthesis[i * m + a] * (double)table->synthesis[j * m + b] *
-                                 (double)head.q_square[i * N + j] / largest;
-                    }
-                }
-                const double variance = 1 / (double)table->inverse_spread[a] / m;
-                assert_true(fabs(both - (a == b)) < 1e-3);
-                assert_true(fabs(spread - (a == b ? variance : 0)) < 1e-3 * variance + 1e-4);
-                assert_true(fabs(asked - (a == b)) < 0.05); /* less the ridge */
-            }
-        free(tables[h]);
-    }
-    assert_true(bytes <= 4 * 500 && bytes > 4 * 500 - 64);
-    key_statistics_free(statistics);
-}
-
-/* Samples of 8 kinds, which normal numbers of these variances never look like: learnt codewords know them. */
-static void test_codewords_are_learnt(void **unused)
-{
-    (void)unused;
-    enum { N = 16 };
-    const struct row_shape shape = {1, 1, N, ROW_CODEC_F16};
-    const uint8_t hash[16] = {0};
-    double errors[2] = {0, 0};
-    for (int learnt = 0; learnt < 2; learnt++) {
-        struct key_statistics *statistics;
-        struct pair_table *table = NULL;
-        fixture_seed(16);
-        assert_int_equal(key_statistics_new(&shape, hash, &statistics), 0);
-        if (learnt)
-            assert_int_equal(key_statistics_make_samples(statistics, KEY_STATISTICS_MOST_SAMPLES), 0);
-        const struct key_statistics_head head = key_statistics_head(statistics, 0, 0);
-        for (uint32_t i = 0; i < N; i++) {
-            head.q_square[i * N + i] = 1;
-            head.k_spread[i * N + i] = i < 4 ? 0.25f : 1e-4f;
-        }
-        for (uint32_t j = 0; j < statistics->n_samples; j++) {
-            float numbers[N] = {0};
-            for (uint32_t i = 0; i < 4; i++)
-                numbers[i] = (float)((j % 8 / 2 == i ? 1 - 2.0 * (j % 2) : 0) + 0.05 * fixture_normal());
-            plain()->f16_encode(numbers, N, key_statistics_samples(statistics, 0, 0) + j * N);
-        }
-        assert_int_equal(codec_pair_klt_tables(statistics, 128, &table), 0);
-        assert_int_equal(table->layout.n_groups, 1);
-        struct key_head it = {N, table};
-        _Alignas(64) uint8_t tile[128];
-        static double decoded[64 * N];
-        float side;
-        memset(keys, 0, sizeof keys);
-        for (uint32_t j = 0; j < 64; j++)
-            keys[j * N + j % 8 / 2] = 1 - 2.0f * (float)(j % 2);
-        key_codec_find(POLICY_CODEC_KLT0)->quantize(plain(), &it, keys, tile, &side);
-        decode(table, tile, side, decoded);
-        for (uint32_t i = 0; i < 64 * N; i++)
-            errors[learnt] += pow((double)keys[i] - decoded[i], 2) / 64;
-        free(table);
-        key_statistics_free(statistics);
-    }
-    assert_true(errors[1] < 0.25 * errors[0]);
 }
 
 static void test_bytes_are_the_same_everywhere(void **unused)
@@ -749,8 +560,6 @@ int main(void)
         cmocka_unit_test(test_tables_agree),
         cmocka_unit_test(test_alone_and_together),
         cmocka_unit_test(test_error_of_scores),
-        cmocka_unit_test(test_axes),
-        cmocka_unit_test(test_codewords_are_learnt),
         cmocka_unit_test(test_bytes_are_the_same_everywhere),
         cmocka_unit_test(test_broken_numbers),
         cmocka_unit_test(test_broken_keys_mean_something),
