@@ -5,7 +5,7 @@
 
 uint32_t fixture_pair_code(const uint8_t *tile, uint32_t group, uint32_t key)
 {
-    return tile[group / 2 * 64 + key] >> (group % 2 ? 4 : 0) & 15u;
+    return (uint32_t)tile[group / 2 * 64 + key] >> (group % 2 ? 4 : 0) & 15u;
 }
 const uint8_t *fixture_pair_tail(const struct pair_table *table, const uint8_t *tile)
 {
