@@ -14,16 +14,24 @@ static unsigned digits(struct task_text_random *random, unsigned smallest)
     return smallest + (unsigned)task_text_below(random, 9u * smallest); /* always as many digits as the smallest */
 }
 
-/* n filler sentences, with needles before the sentences of their places (ascending). */
-static void haystack(struct task_text *text, size_t n, const char (*needles)[TASK_ANSWER_SIZE * 2],
-                     const size_t *places, size_t n_needles)
+/* Needles that a haystack hides. */
+struct needles {
+    char text[N_VALUES][TASK_ANSWER_SIZE * 2];
+    size_t n;
+};
+
+/* n filler sentences with the needles at random places, in their order. */
+static void haystack(struct task_text_random *random, struct task_text *text, size_t n, const struct needles *needles)
 {
-    size_t k = 0;
+    size_t places[N_VALUES], k = 0;
+    const char *space = ""; /* before all but the first */
+    task_text_places(random, n, needles->n, places);
     for (size_t i = 0; i <= n; i++) {
-        for (; k < n_needles && places[k] == i; k++)
-            task_text_add(text, "%s ", needles[k]);
+        for (; k < needles->n && places[k] == i; k++, space = " ")
+            task_text_add(text, "%s%s", space, needles->text[k]);
         if (i < n)
-            task_text_add(text, "%s ", task_text_filler(i));
+            task_text_add(text, "%s%s", space, task_text_filler(i));
+        space = " ";
     }
 }
 
@@ -31,13 +39,12 @@ int task_kinds_niah_single(struct task_text_random *random, size_t size, struct 
                            struct task_sample *sample)
 {
     const char *key = task_text_word(task_text_below(random, task_text_n_words()));
-    char number[TASK_ANSWER_SIZE], needle[1][TASK_ANSWER_SIZE * 2];
-    size_t place;
+    char number[TASK_ANSWER_SIZE];
+    struct needles needles = {.n = 1};
     snprintf(number, sizeof(number), "%u", digits(random, 1000000));
-    snprintf(needle[0], sizeof(needle[0]), "The secret number for %s is %s.", key, number);
-    task_text_places(random, size, 1, &place);
+    snprintf(needles.text[0], sizeof(needles.text[0]), "The secret number for %s is %s.", key, number);
     task_text_add(text, "A secret number is hidden in the following text. Remember it.\n\n");
-    haystack(text, size, needle, &place, 1);
+    haystack(random, text, size, &needles);
     task_text_add(text,
                   "\n\nQuestion: What is the secret number for %s in the text above?\n"
                   "Answer: The secret number for %s is",
@@ -50,17 +57,15 @@ int task_kinds_niah_multivalue(struct task_text_random *random, size_t size, str
                                struct task_sample *sample)
 {
     const char *key = task_text_word(task_text_below(random, task_text_n_words()));
-    char needles[N_VALUES][TASK_ANSWER_SIZE * 2];
-    size_t places[N_VALUES];
+    struct needles needles = {.n = N_VALUES};
     for (size_t i = 0; i < N_VALUES; i++) {
         char number[TASK_ANSWER_SIZE];
         snprintf(number, sizeof(number), "%u", digits(random, 1000000));
-        snprintf(needles[i], sizeof(needles[i]), "One of the secret numbers for %s is %s.", key, number);
+        snprintf(needles.text[i], sizeof(needles.text[i]), "One of the secret numbers for %s is %s.", key, number);
         task_kinds_expect(sample, number);
     }
-    task_text_places(random, size, N_VALUES, places);
     task_text_add(text, "Four secret numbers are hidden in the following text. Remember them.\n\n");
-    haystack(text, size, needles, places, N_VALUES);
+    haystack(random, text, size, &needles);
     task_text_add(text,
                   "\n\nQuestion: What are the four secret numbers for %s in the text above?\n"
                   "Answer: The four secret numbers for %s are",
@@ -206,21 +211,25 @@ int task_kinds_copy(struct task_text_random *random, size_t size, struct task_te
 {
     enum { N_GIVEN = 3, N_COPIED = TASK_MAX_ANSWERS };
     const char *quoted[N_GIVEN + N_COPIED];
-    size_t place, *order = task_text_order(random, task_text_n_words());
-    char needle[1][TASK_ANSWER_SIZE * 2];
+    struct task_text quotation = {.n_bytes = 0};
+    struct needles needles = {.n = 1};
+    size_t *order = task_text_order(random, task_text_n_words());
     if (!order)
         return -ENOMEM;
-    int n = snprintf(needle[0], sizeof(needle[0]), "\"");
     for (size_t i = 0; i < N_GIVEN + N_COPIED; i++) {
         quoted[i] = task_text_word(order[i]);
-        n += snprintf(needle[0] + n, sizeof(needle[0]) - (size_t)n, "%s%s", i ? " " : "", quoted[i]);
+        task_text_add(&quotation, "%s%s", i ? " " : "", quoted[i]);
         if (i >= N_GIVEN)
             task_kinds_expect(sample, quoted[i]);
     }
     free(order);
-    snprintf(needle[0] + n, sizeof(needle[0]) - (size_t)n, ".\"");
-    task_text_places(random, size, 1, &place);
-    haystack(text, size, needle, &place, 1);
+    if (quotation.no_memory) {
+        free(quotation.bytes);
+        return -ENOMEM;
+    }
+    snprintf(needles.text[0], sizeof(needles.text[0]), "\"%s.\"", quotation.bytes);
+    free(quotation.bytes);
+    haystack(random, text, size, &needles);
     task_text_add(text, "\n\nThe words that were said, once more:\n\n\"%s %s %s", quoted[0], quoted[1], quoted[2]);
     return 0;
 }

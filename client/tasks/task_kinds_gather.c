@@ -38,19 +38,21 @@ int task_kinds_vt(struct task_text_random *random, size_t size, struct task_text
 {
     char names[N_CHAIN][NAME_SIZE];
     size_t places[N_CHAIN], k = 0;
+    const char *space = ""; /* before all but the first sentence */
     unsigned value = 10000 + (unsigned)task_text_below(random, 90000);
     make_names(random, names);
     task_text_places(random, size, N_CHAIN, places);
     task_text_add(text, "Variables are assigned in the following text. Remember them.\n\n");
     for (size_t i = 0; i <= size; i++) {
-        for (; k < N_CHAIN && places[k] == i; k++) {
+        for (; k < N_CHAIN && places[k] == i; k++, space = " ") {
             if (k == 0)
-                task_text_add(text, "VAR %s = %u. ", names[0], value);
+                task_text_add(text, "%sVAR %s = %u.", space, names[0], value);
             else
-                task_text_add(text, "VAR %s = VAR %s. ", names[k], names[k - 1]);
+                task_text_add(text, "%sVAR %s = VAR %s.", space, names[k], names[k - 1]);
         }
         if (i < size)
-            task_text_add(text, "%s ", task_text_filler(i));
+            task_text_add(text, "%s%s", space, task_text_filler(i));
+        space = " ";
     }
     /* The first of the chain is given: it shows a small model what kind of thing is asked for. */
     task_text_add(
