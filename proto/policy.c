@@ -28,9 +28,10 @@ static const struct {
 } codecs[] = {
     {"f16", POLICY_CODEC_F16},     {"rot4", POLICY_CODEC_ROT4},   {"rot3", POLICY_CODEC_ROT3},
     {"rot2", POLICY_CODEC_ROT2},   {"pair3", POLICY_CODEC_PAIR3}, {"pair2", POLICY_CODEC_PAIR2},
-    {"pair1", POLICY_CODEC_PAIR1}, {"klt1", POLICY_CODEC_KLT1},   {"klt0", POLICY_CODEC_KLT0},
+    {"pair1", POLICY_CODEC_PAIR1}, {"klt2", POLICY_CODEC_KLT2},   {"klt1", POLICY_CODEC_KLT1},
+    {"klt0", POLICY_CODEC_KLT0},
 };
-#define CODECS    "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt1|klt0|pqD/C"
+#define CODECS    "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C"
 #define SELECTORS "deviation=0..2|mass=0..1"
 #define PQ_LEAST  256u
 #define PQ_MOST   4096u

@@ -6,7 +6,7 @@
  *     CODEC,SELECTOR=NUMBER[,weights][,notail][,fastgen=RECOVERY]
  *                                             e.g. "rot2,deviation=0.02", "pq2/4096,mass=0.9,weights,notail"
  *
- * CODEC       how old keys are kept on the device: f16; rot4, rot3, rot2; pair3, pair2, pair1, klt1, klt0 (need the model's
+ * CODEC       how old keys are kept on the device: f16; rot4, rot3, rot2; pair3, pair2, pair1, klt2, klt1, klt0 (need the model's
  *             statistics);
  *             pqD/C, product quantization with sub-spaces of D = 2, 4 or 8 dimensions and C = 256 .. 4096 centroids, a power
  *             of two (needs a codebook); pqD alone is pqD/4096
@@ -35,11 +35,17 @@ enum policy_codec {
     POLICY_CODEC_PAIR3,
     POLICY_CODEC_PAIR2,
     POLICY_CODEC_PAIR1,
+    POLICY_CODEC_KLT2,
     POLICY_CODEC_KLT1,
     POLICY_CODEC_KLT0,
     POLICY_CODEC_PQ,
     POLICY_N_CODECS,
 };
+/* Is it made from the model's statistics (gpu-worker/keys/key_statistics.h)? */
+static inline bool policy_codec_needs_statistics(enum policy_codec codec)
+{
+    return codec >= POLICY_CODEC_PAIR3 && codec <= POLICY_CODEC_KLT0;
+}
 enum policy_selector { POLICY_SELECTOR_FULL, POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION };
 
 struct policy_terms {

@@ -2,7 +2,7 @@
  * main.c - how fast keys are quantized and scored on this machine, one thread.
  *
  *     bench-keys [--isa plain|avx2|avx512|auto] [--layers N] [--kv-heads N] [--group N] [--head-dim N] [--blocks N]
- *               [--codec f16|rot4|rot3|rot2|pair3|pair2|pair1|klt1|klt0]
+ *               [--codec f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0]
  *
  * Time is the thread's own, and the best of several rounds, so that work beside it disturbs little. The default
  * shape is a small model over 32,768 old tokens. Tiles come in runs of a chunk, as a key cache gives them. The statistics that
@@ -206,9 +206,9 @@ int main(int argc, char **argv)
     make_statistics();
     printf("%s, %u layers x %u KV heads x %u queries, head_dim %u, %u old tokens, one thread\n", kernels->name,
            shape.n_layers, shape.n_kv_heads, shape.group, shape.head_dim, shape.n_blocks * KERNELS_BLOCK_TOKENS);
-    static const enum policy_codec codecs[] = {POLICY_CODEC_ROT2,  POLICY_CODEC_ROT3,  POLICY_CODEC_ROT4,
-                                               POLICY_CODEC_PAIR1, POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR3,
-                                               POLICY_CODEC_KLT1,  POLICY_CODEC_KLT0,  POLICY_CODEC_F16};
+    static const enum policy_codec codecs[] = {
+        POLICY_CODEC_ROT2,  POLICY_CODEC_ROT3, POLICY_CODEC_ROT4, POLICY_CODEC_PAIR1, POLICY_CODEC_PAIR2,
+        POLICY_CODEC_PAIR3, POLICY_CODEC_KLT2, POLICY_CODEC_KLT1, POLICY_CODEC_KLT0,  POLICY_CODEC_F16};
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         if (!only || strcmp(only, key_codec_find(codecs[i])->name) == 0)
             bench(codecs[i]);

@@ -179,9 +179,7 @@ void job_need(struct job_needs *needs, const char *preset)
     }
     if (policy_parse(preset, &terms, sentence, sizeof(sentence)) < 0)
         return;
-    needs->statistics |= terms.codec == POLICY_CODEC_PAIR3 || terms.codec == POLICY_CODEC_PAIR2 ||
-                         terms.codec == POLICY_CODEC_PAIR1 || terms.codec == POLICY_CODEC_KLT1 ||
-                         terms.codec == POLICY_CODEC_KLT0;
+    needs->statistics |= policy_codec_needs_statistics(terms.codec);
     if (terms.codec == POLICY_CODEC_PQ)
         need_codebook(needs, terms.n_dims, terms.n_centroids);
 }

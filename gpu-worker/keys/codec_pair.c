@@ -1,4 +1,4 @@
-/* codec_pair.c - see codec.h: the codecs pair3, pair2, pair1, klt1 and klt0, prepared queries, and which instruction set scores them. */
+/* codec_pair.c - see codec.h: the codecs pair3, pair2, pair1, klt2, klt1 and klt0, prepared queries, and which instruction set scores them. */
 #include "gpu-worker/keys/codec_pair.h"
 
 #include <math.h>
@@ -127,5 +127,6 @@ static void score(const struct kernels *kernels, const struct key_head *head, co
 CODEC(codec_pair3, "pair3");
 CODEC(codec_pair2, "pair2");
 CODEC(codec_pair1, "pair1");
+CODEC(codec_pair_klt2, "klt2");
 CODEC(codec_pair_klt1, "klt1");
 CODEC(codec_pair_klt0, "klt0");

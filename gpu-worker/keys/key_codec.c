@@ -18,6 +18,8 @@ const struct key_codec *key_codec_find(enum policy_codec codec)
         return &codec_pair2;
     case POLICY_CODEC_PAIR1:
         return &codec_pair1;
+    case POLICY_CODEC_KLT2:
+        return &codec_pair_klt2;
     case POLICY_CODEC_KLT1:
         return &codec_pair_klt1;
     case POLICY_CODEC_KLT0:

@@ -130,17 +130,13 @@ void quantizers_checkpoint_path(const struct quantizers *quantizers, uint32_t n_
 
 static bool is_klt(enum policy_codec codec)
 {
-    return codec == POLICY_CODEC_KLT1 || codec == POLICY_CODEC_KLT0;
-}
-static bool is_pair(enum policy_codec codec) /* needs statistics */
-{
-    return codec == POLICY_CODEC_PAIR3 || codec == POLICY_CODEC_PAIR2 || codec == POLICY_CODEC_PAIR1 || is_klt(codec);
+    return codec == POLICY_CODEC_KLT2 || codec == POLICY_CODEC_KLT1 || codec == POLICY_CODEC_KLT0;
 }
 
-/* Bytes of klt's tiles in the mean over the heads: as pair1's, and 2.5 % of f16 keys and values at head_dim 64. */
+/* Bytes of klt's tiles in the mean over the heads: as rot2's, as pair1's, and 2.5 % of f16 keys and values at head_dim 64. */
 static double klt_bytes(enum policy_codec codec, uint32_t head_dim)
 {
-    return codec == POLICY_CODEC_KLT1 ? 10.0 * head_dim : 6.3 * head_dim;
+    return (codec == POLICY_CODEC_KLT2 ? 18.0 : codec == POLICY_CODEC_KLT1 ? 10.0 : 6.3) * head_dim;
 }
 
 /* The table of one head; bytes of it are added. */
@@ -148,7 +144,7 @@ static int make_table(const struct made *made, const struct key_statistics *stat
                       const struct key_codebook *codebook, uint32_t layer, uint32_t kv_head, const void **ret_table,
                       size_t *bytes)
 {
-    if (is_pair(made->codec)) {
+    if (policy_codec_needs_statistics(made->codec)) {
         const uint32_t bits = made->codec == POLICY_CODEC_PAIR3 ? 3 : made->codec == POLICY_CODEC_PAIR2 ? 2 : 1;
         struct pair_table *table = NULL;
         const int r = codec_pair_table_new(statistics, layer, kv_head,
@@ -272,9 +268,10 @@ int quantizers_find(struct quantizers *quantizers, const struct policy_terms *te
     if (is_pq && (terms->n_dims == 0 || quantizers->shape.head_dim % terms->n_dims != 0))
         return fail(-EINVAL, sentence, sentence_size, "head_dim %u does not divide into sub-spaces of %u dimensions",
                     quantizers->shape.head_dim, terms->n_dims);
-    int r = is_pair(terms->codec) ? load_statistics(quantizers, codec->name, sentence, sentence_size)
-            : is_pq               ? load_codebook(quantizers, terms, &codebook, sentence, sentence_size)
-                                  : 0;
+    int r = policy_codec_needs_statistics(terms->codec)
+                ? load_statistics(quantizers, codec->name, sentence, sentence_size)
+            : is_pq ? load_codebook(quantizers, terms, &codebook, sentence, sentence_size)
+                    : 0;
     if (r)
         return r;
     struct made *made;
@@ -328,7 +325,7 @@ int quantizers_take_statistics(struct quantizers *quantizers, struct key_statist
     key_statistics_free(quantizers->statistics);
     quantizers->statistics = statistics;
     for (struct made *made = quantizers->made; made; made = made->next)
-        made->stale |= is_pair(made->codec);
+        made->stale |= policy_codec_needs_statistics(made->codec);
     path_of(quantizers, "statistics", path, sizeof path);
     make_directory(quantizers);
     tell(*path ? key_statistics_save(statistics, path) : 0, path, ret_kept, sentence, sentence_size);

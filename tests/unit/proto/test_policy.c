@@ -46,12 +46,12 @@ static void every_form_is_understood(void **state)
     } codecs[] = {{"f16", POLICY_CODEC_F16, 0, 0},        {"rot4", POLICY_CODEC_ROT4, 0, 0},
                   {"rot3", POLICY_CODEC_ROT3, 0, 0},      {"rot2", POLICY_CODEC_ROT2, 0, 0},
                   {"pair3", POLICY_CODEC_PAIR3, 0, 0},    {"pair2", POLICY_CODEC_PAIR2, 0, 0},
-                  {"pair1", POLICY_CODEC_PAIR1, 0, 0},    {"klt1", POLICY_CODEC_KLT1, 0, 0},
-                  {"klt0", POLICY_CODEC_KLT0, 0, 0},      {"pq2", POLICY_CODEC_PQ, 2, 4096},
-                  {"pq4", POLICY_CODEC_PQ, 4, 4096},      {"pq8", POLICY_CODEC_PQ, 8, 4096},
-                  {"pq2/256", POLICY_CODEC_PQ, 2, 256},   {"pq4/512", POLICY_CODEC_PQ, 4, 512},
-                  {"pq8/1024", POLICY_CODEC_PQ, 8, 1024}, {"pq2/2048", POLICY_CODEC_PQ, 2, 2048},
-                  {"pq4/4096", POLICY_CODEC_PQ, 4, 4096}};
+                  {"pair1", POLICY_CODEC_PAIR1, 0, 0},    {"klt2", POLICY_CODEC_KLT2, 0, 0},
+                  {"klt1", POLICY_CODEC_KLT1, 0, 0},      {"klt0", POLICY_CODEC_KLT0, 0, 0},
+                  {"pq2", POLICY_CODEC_PQ, 2, 4096},      {"pq4", POLICY_CODEC_PQ, 4, 4096},
+                  {"pq8", POLICY_CODEC_PQ, 8, 4096},      {"pq2/256", POLICY_CODEC_PQ, 2, 256},
+                  {"pq4/512", POLICY_CODEC_PQ, 4, 512},   {"pq8/1024", POLICY_CODEC_PQ, 8, 1024},
+                  {"pq2/2048", POLICY_CODEC_PQ, 2, 2048}, {"pq4/4096", POLICY_CODEC_PQ, 4, 4096}};
     static const char *const selectors[] = {"mass", "deviation"};
     static const enum policy_selector selector_values[] = {POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION};
     static const struct {
@@ -295,7 +295,8 @@ static void anything_else_is_refused(void **state)
 static void sentences_say_what_is_wrong(void **state)
 {
     (void)state;
-    static const char *const forms = "hcattention-12.5, full, or f16|rot4|rot3|rot2|pair3|pair2|pair1|klt1|klt0|pqD/C,";
+    static const char *const forms =
+        "hcattention-12.5, full, or f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,";
     static const char *const selectors = "there is: deviation=0..2|mass=0..1";
     static const char *const pq = "D = 2, 4 or 8 dimensions and C = 256..4096 centroids, a power of two";
     static const char *const options = "behind the selector there is: weights, notail, fastgen=0..1";
