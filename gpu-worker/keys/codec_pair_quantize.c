@@ -16,11 +16,11 @@
 #define KEY_LARGEST 65504.0f /* of f16, the largest that a row holds */
 #define SMALLEST    0x1p-40f /* anything smaller is 0: no row has it */
 #define ROUND_MAGIC 12582912.0f
-#define STEP        16u /* keys whose sums stay in registers */
 #define LANES       8u
 #define INLINE      static inline __attribute__((always_inline)) /* into the build for each instruction set */
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float)))); /* aligned as r and y are */
+typedef int32_t choices __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 /* A broken model's numbers: NaN counts as 0, what is beyond the largest half as that. In integers, as these vectorise. */
 INLINE float cleaned(float x)
@@ -104,20 +104,24 @@ INLINE void choose(const struct pair_table *table, uint32_t g, const float *y, c
     const float *codewords = table->codewords + group->codewords;
     int32_t chosen[PAIR_KEYS];
     y += (size_t)group->first * PAIR_KEYS;
-    for (uint32_t key = 0; key < PAIR_KEYS; key += STEP) {
-        float nearest[STEP];
-        int32_t best[STEP] = {0};
-        for (uint32_t c = 0; c < PAIR_CODEWORDS; c++) {
-            float towards[STEP] = {0}; /* least |z - codeword|^2 = |z|^2 + 2 (|codeword|^2 / 2 - <z, codeword>) */
-            for (uint32_t i = 0; i < group->n; i++)
-                for (uint32_t j = 0; j < STEP; j++)
-                    towards[j] += codewords[c * group->n + i] * y[i * PAIR_KEYS + key + j];
-            const float half = table->half_squares[g * PAIR_CODEWORDS + c];
-            for (uint32_t j = 0; j < STEP; j++) {
-                const float distance = half - towards[j] * inverse[key + j];
-                const int nearer = c == 0 || distance < nearest[j];
-                nearest[j] = nearer ? distance : nearest[j];
-                best[j] = nearer ? (int32_t)c : best[j];
+    for (uint32_t key = 0; key < PAIR_KEYS; key += 2 * LANES) {
+        const lanes *z = (const lanes *)(const void *)(y + key), *scale = (const lanes *)(const void *)(inverse + key);
+        lanes nearest[2] = {{0}};
+        choices best[2] = {{0}};
+        for (int32_t c = 0; c < (int32_t)PAIR_CODEWORDS; c++) {
+            /* least |z - codeword|^2 = |z|^2 + 2 (|codeword|^2 / 2 - <z, codeword>) */
+            const float *codeword = codewords + (size_t)c * group->n,
+                        half = table->half_squares[g * PAIR_CODEWORDS + (uint32_t)c];
+            lanes towards[2] = {{0}};
+            for (uint32_t i = 0; i < group->n; i++) {
+                towards[0] += codeword[i] * z[i * PAIR_KEYS / LANES];
+                towards[1] += codeword[i] * z[i * PAIR_KEYS / LANES + 1];
+            }
+            for (int k = 0; k < 2; k++) {
+                const lanes distance = half - towards[k] * scale[k];
+                const choices nearer = c == 0 ? ~best[k] : distance < nearest[k];
+                nearest[k] = (lanes)((nearer & (choices)distance) | (~nearer & (choices)nearest[k]));
+                best[k] = (nearer & c) | (~nearer & best[k]);
             }
         }
         memcpy(chosen + key, best, sizeof best);
@@ -162,7 +166,7 @@ INLINE void quantize(const struct pair_table *table, const float *keys, void *ti
     const float mean_step = take_mean(keys, head_dim, mean, r);
     analyse(table, r, y);
 
-    float sizes[PAIR_KEYS] = {0}, inverse[PAIR_KEYS];
+    _Alignas(64) float sizes[PAIR_KEYS] = {0}, inverse[PAIR_KEYS];
     for (uint32_t c = 0; c < table->n_coordinates; c++)
         for (uint32_t j = 0; j < PAIR_KEYS; j++)
             sizes[j] += y[c * PAIR_KEYS + j] * y[c * PAIR_KEYS + j] * table->inverse_spread[c];
