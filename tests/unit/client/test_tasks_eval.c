@@ -366,6 +366,14 @@ static void test_used_wrongly(void **state)
     assert_int_equal(service->n_opened, 0);
 }
 
+static void test_help(void **state)
+{
+    struct service *service = *state;
+    assert_int_equal(RUN("--help"), 0);
+    for (size_t i = 0; task_at(i); i++)
+        assert_non_null(strstr(output(service), task_at(i)->name));
+}
+
 static void test_lists(void **state)
 {
     (void)state;
@@ -388,7 +396,8 @@ static void test_lists(void **state)
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {TEST(test_json),     TEST(test_table),        TEST(test_full_cannot),
-                                       TEST(test_failures), TEST(test_used_wrongly), cmocka_unit_test(test_lists)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_json),         TEST(test_table), TEST(test_full_cannot),      TEST(test_failures),
+        TEST(test_used_wrongly), TEST(test_help),  cmocka_unit_test(test_lists)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
