@@ -297,7 +297,7 @@ static void test_cancelled(void **state)
     (void)state;
     struct methods_fixture *fixture = methods_fixture_new(ROW_CODEC_F16);
     int r = 1;
-    for (uint32_t n_slices = 0; r > 0; n_slices += n_slices / 2 + 1) {
+    for (uint32_t n_slices = 0; r > 0; n_slices = 2 * n_slices + 1) {
         struct job job = make_job(false);
         char sentence[JOB_SENTENCE_SIZE];
         r = 1;
