@@ -52,7 +52,7 @@ struct method_ops {
 };
 
 /*
- * "default", "rot4,mass=0.9", ... (method_policy.c), or a baseline (methods_*.c; method_baseline()). n_tokens: of the whole
+ * "default", "rot4,mass=0.9", ... (method_policy.c), or a baseline (methods_*.c). n_tokens: of the whole
  * text. -EINVAL with a sentence; -ENOENT what it needs was not trained, with a sentence; -ENOMEM.
  */
 int method_new(const char *name, const struct job_tools *tools, uint32_t n_tokens, struct method **ret_method,

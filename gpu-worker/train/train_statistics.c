@@ -7,6 +7,7 @@
  * Precision  products of a block of 64 positions are summed in float, blocks in double.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include "gpu-worker/keys/quantizers.h"
 #include "gpu-worker/network.h"
 #include "gpu-worker/train/train.h"
+#include "gpu-worker/train/train_rotate.h"
 #include "gpu-worker/train/train_texts.h"
 
 enum {
@@ -41,6 +43,7 @@ struct gathering {
     uint32_t sample_step;
     struct row_shape shape;
     uint32_t group;
+    uint32_t n_offsets; /* at which a context could have begun: train_rotate.h */
     char phase[96];
 };
 
@@ -96,6 +99,21 @@ static void add_queries(const struct layer_job *job, uint32_t kv_head, uint32_t 
     }
 }
 
+/* A sample as it would be at some other place of a long context; all places in turn, far from each other. */
+static void keep_sample(const struct layer_job *job, uint32_t kv_head, uint64_t sample, const float *key)
+{
+    const struct gathering *gathering = job->gathering;
+    const struct job_tools *tools = pass_tools(job->layer->pass);
+    const double golden = 0.61803398874989484820;
+    uint32_t d = gathering->shape.head_dim;
+    double place = golden * (double)sample;
+    float turned[KERNELS_MAX_HEAD_DIM];
+    memcpy(turned, key, d * sizeof(*turned));
+    train_rotate(&tools->network->rope, (uint32_t)((place - floor(place)) * gathering->n_offsets), turned);
+    tools->kernels->f16_encode(turned, d,
+                               key_statistics_samples(gathering->statistics, job->layer->layer, kv_head) + sample * d);
+}
+
 /* Whole blocks only: others have no mean yet. */
 static void add_keys(const struct layer_job *job, uint32_t kv_head, uint32_t first, uint32_t n)
 {
@@ -115,8 +133,7 @@ static void add_keys(const struct layer_job *job, uint32_t kv_head, uint32_t fir
             key[i] -= sum[i] / (float)LAYOUT_BLOCK_TOKENS;
         uint64_t number = gathering->n_keys + t, sample = number / gathering->sample_step;
         if (first == 0 && number % gathering->sample_step == 0 && sample < gathering->statistics->n_samples)
-            kernels->f16_encode(key, d,
-                                key_statistics_samples(gathering->statistics, layer->layer, kv_head) + sample * d);
+            keep_sample(job, kv_head, sample, key);
         add_product(key, first, n, d, sums);
         if (t % LAYOUT_BLOCK_TOKENS == LAYOUT_BLOCK_TOKENS - 1)
             flush(moments.kk, first, n, d, sums);
@@ -171,6 +188,15 @@ static int begin_samples(struct gathering *gathering, const struct job_tools *to
                                        (uint32_t)((n_keys + gathering->sample_step - 1) / gathering->sample_step));
 }
 
+static void find_offsets(struct gathering *gathering, const struct job_tools *tools)
+{
+    uint32_t longest = 0, n_ctx = tools->network->shape.n_ctx_train;
+    n_ctx = tools->n_ctx > n_ctx ? tools->n_ctx : n_ctx;
+    for (uint32_t i = 0; i < gathering->texts->n_contexts; i++)
+        longest = gathering->texts->contexts[i].n > longest ? gathering->texts->contexts[i].n : longest;
+    gathering->n_offsets = n_ctx > longest ? n_ctx - longest + 1 : 1;
+}
+
 static int begin(struct gathering *gathering, const struct job_tools *tools, char *sentence)
 {
     const struct model_shape *shape = &tools->network->shape;
@@ -187,10 +213,13 @@ static int begin(struct gathering *gathering, const struct job_tools *tools, cha
         return -ENOMEM;
     int r = train_texts_new(tools, gathering->request.texts, gathering->request.n_texts, MAX_TOKENS, &gathering->texts,
                             sentence);
-    return r < 0 ? r : begin_samples(gathering, tools);
+    if (r < 0)
+        return r;
+    find_offsets(gathering, tools);
+    return begin_samples(gathering, tools);
 }
 
-static void fill(const struct gathering *gathering, struct key_statistics *statistics)
+static void fill(const struct gathering *gathering, const struct backend_rope *rope, struct key_statistics *statistics)
 {
     size_t d = gathering->shape.head_dim;
     statistics->n_tokens = gathering->texts->n_tokens;
@@ -198,6 +227,9 @@ static void fill(const struct gathering *gathering, struct key_statistics *stati
     for (uint32_t layer = 0; layer < gathering->shape.n_layers; layer++)
         for (uint32_t head = 0; head < gathering->shape.n_kv_heads; head++) {
             struct moments moments = moments_of(gathering, layer, head);
+            train_rotate_mean(rope, gathering->n_offsets, (uint32_t)d, moments.q);
+            train_rotate_square(rope, gathering->n_offsets, (uint32_t)d, moments.qq);
+            train_rotate_square(rope, gathering->n_offsets, (uint32_t)d, moments.kk);
             struct key_statistics_head to = key_statistics_head(statistics, layer, head);
             for (size_t i = 0; i < d; i++)
                 to.q_mean[i] = (float)(moments.q[i] / (double)gathering->n_queries);
@@ -214,7 +246,7 @@ static int end(struct gathering *gathering, const struct job_tools *tools, char 
     char problem[JOB_SENTENCE_SIZE] = "";
     bool kept = false;
     gathering->statistics = NULL;
-    fill(gathering, statistics);
+    fill(gathering, &tools->network->rope, statistics);
     int r = quantizers_take_statistics(tools->quantizers, statistics, &kept, problem, sizeof(problem));
     unsigned long long n_tokens = gathering->texts->n_tokens;
     if (r < 0)
