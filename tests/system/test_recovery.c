@@ -2,6 +2,7 @@
  * test_recovery.c - kill -9 of one process during a generation: its supervisor starts it again, and the stream ends in the
  * tokens, log-probabilities and text of an undisturbed run.
  */
+#include "tests/system/jobs.h"
 #include "tests/system/rows.h"
 #include "tests/system/service.h"
 
@@ -20,7 +21,8 @@ struct variant {
 };
 
 static struct variant usual = {"f16", "0", "default"}, q8_0 = {"q8_0", "0", "quality"},
-                      exact = {"f16", "225", "default"} /* passed in the middle of the generation */;
+                      exact = {"f16", "225", "default"} /* passed in the middle of the generation */,
+                      residency = {"f16", "0", "klt1,deviation=0.05,fastgen=0.67"};
 
 struct fixture {
     struct service service;
@@ -199,6 +201,102 @@ static void an_idle_session_survives(void **state)
     assert_int_equal(hcattn_close_session(fixture->service.client, session.session, CALL_MS, NULL, NULL), 0);
 }
 
+/* ---- a profile of heads, which is not kept anywhere ---- */
+
+enum { N_LAYERS = 3, N_KV_HEADS = 2, N_HEADS = N_LAYERS * N_KV_HEADS };
+
+struct seen_profile {
+    uint64_t n_tokens;
+    uint8_t classes[N_HEADS];
+    float kept_mass[N_HEADS];
+};
+
+static void describe_profile(struct hcattn *client, uint64_t session, struct seen_profile *ret_profile)
+{
+    struct hcattn_description description;
+    assert_int_equal(hcattn_describe_session(client, session, CALL_MS, &description, NULL), 0);
+    assert_true(description.profiled);
+    assert_int_equal(description.n_layers * description.n_kv_heads, N_HEADS);
+    *ret_profile = (struct seen_profile){.n_tokens = description.profile.n_tokens};
+    memcpy(ret_profile->classes, description.profile.classes, sizeof(ret_profile->classes));
+    memcpy(ret_profile->kept_mass, description.profile.kept_mass, sizeof(ret_profile->kept_mass));
+    hcattn_description_free(&description);
+}
+
+/* Of the prompt, in a session that stays; its worker is killed in the middle unless `murder` is NULL. */
+static uint64_t generate_in_session(struct fixture *fixture, struct murder *murder)
+{
+    struct hcattn_error error = {0};
+    uint64_t session = jobs_open_session(fixture->service.client, residency.policy, HCATTN_EXACT_NONE);
+    struct answer answer = {.on_token = murder == NULL ? NULL : kill_at, .context = murder};
+    struct hcattn_generate generate = {.session = session,
+                                       .input = {.ids = fixture->ids, .n_ids = N_PROMPT},
+                                       .max_tokens = N_TOKENS,
+                                       .logprobs = true,
+                                       .ignore_end = true};
+    if (service_generate(fixture->service.client, &generate, &answer, &error) < 0)
+        fail_msg("generate: %s", error.sentence);
+    service_answer_assert_equal(&fixture->truth, &answer);
+    service_answer_free(&answer);
+    return session;
+}
+
+/* A fork of the prompt's whole blocks under another policy, given the rest, is what a session of its own would be. */
+static void assert_fork_is_independent(struct fixture *fixture, uint64_t source, const char *policy)
+{
+    enum { N_WHOLE = N_PROMPT / 64 * 64 };
+    struct hcattn *client = fixture->service.client;
+    struct hcattn_fork fork = {.session = source, .n_tokens = N_PROMPT, .policy = policy};
+    struct hcattn_forked forked;
+    struct hcattn_error error = {0};
+    struct job alone = {.policy = policy,
+                        .exact_tokens = HCATTN_EXACT_NONE,
+                        .ids = fixture->ids,
+                        .n_ids = N_PROMPT,
+                        .max_tokens = N_TOKENS};
+    jobs_run_alone(&fixture->service, &alone, 1);
+    if (hcattn_fork(client, &fork, CALL_MS, &forked, &error) < 0)
+        fail_msg("fork: %s", error.sentence);
+    assert_int_equal(forked.n_tokens, N_WHOLE);
+    struct job rest = {
+        .session = forked.session, .ids = fixture->ids + N_WHOLE, .n_ids = N_PROMPT - N_WHOLE, .max_tokens = N_TOKENS};
+    jobs_run_alone(&fixture->service, &rest, 1);
+    service_answer_assert_equal(&alone.answer, &rest.answer);
+    assert_memory_not_equal(rest.answer.logprobs, fixture->truth.logprobs, N_TOKENS * sizeof(float));
+    jobs_close_session(client, forked.session);
+    jobs_free(&alone, 1);
+    jobs_free(&rest, 1);
+}
+
+/* The same heads are without keys again, in a worker that knows nothing but rows, ids and which of them were decoded. */
+static void a_profile_is_found_again(void **state)
+{
+    struct fixture *fixture = *state;
+    struct hcattn *client = fixture->service.client;
+    struct seen_profile before, after;
+    struct murder murder = {.pid = service_process(&fixture->service, "hc-gpu-worker", 0), .at = 30};
+    uint64_t undisturbed = generate_in_session(fixture, NULL);
+    describe_profile(client, undisturbed, &before);
+    assert_int_equal(before.n_tokens, N_PROMPT);
+    uint32_t n_full = 0;
+    for (uint32_t i = 0; i < N_HEADS; i++)
+        n_full += before.classes[i] == HCATTN_HEAD_FULL;
+    print_message("%u of %u heads keep keys\n", n_full, N_HEADS);
+    assert_true(n_full > 0 && n_full < N_HEADS); /* there are both kinds */
+    uint64_t disturbed = generate_in_session(fixture, &murder);
+    assert_true(murder.done);
+    describe_profile(client, disturbed, &after);
+    assert_int_equal(after.n_tokens, before.n_tokens);
+    assert_memory_equal(after.classes, before.classes, sizeof(before.classes));
+    assert_memory_equal(after.kept_mass, before.kept_mass, sizeof(before.kept_mass));
+    assert_was_restarted(&fixture->service, "hc-gpu-worker", 0, murder.pid);
+    assert_fork_is_independent(fixture, disturbed, "rot3,mass=0.9");
+    assert_fork_is_independent(fixture, disturbed, "klt1,deviation=0.05");
+    assert_fork_is_independent(fixture, disturbed, "rot3,deviation=0.05,fastgen=0.6");
+    jobs_close_session(client, disturbed);
+    jobs_close_session(client, undisturbed);
+}
+
 int main(void)
 {
 #define TEST(function, variant)                                                                                        \
@@ -211,6 +309,8 @@ int main(void)
         TEST(coordinator_killed, usual),
         TEST(each_killed, q8_0),
         TEST(each_killed, exact),
+        TEST(worker_killed, residency),
+        TEST(a_profile_is_found_again, residency),
         TEST(killed_during_prefill, usual),
         TEST(killed_during_prefill, q8_0),
         TEST(an_idle_session_survives, usual),
