@@ -1,7 +1,7 @@
 /*
  * train.h - what key codecs learn from a model, as jobs: statistics (pair) and codebooks (pq).
  *
- * Both run texts through the model (eval/pass.h, in contexts of up to TRAIN_CONTEXT tokens) and look at queries and keys.
+ * Both run texts through the model (eval/pass.h, in contexts (of up to TRAIN_CONTEXT tokens for codebooks)) and look at queries and keys.
  * The result goes to the quantizers, which keep it beside the model.
  *
  * Owner      job.h.

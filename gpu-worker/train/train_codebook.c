@@ -114,8 +114,8 @@ static int begin(struct training *training, const struct job_tools *tools, char 
     const uint64_t token_bytes = (uint64_t)shape->n_layers * shape->n_kv_heads * shape->head_dim * sizeof(uint16_t);
     uint64_t max_tokens = MAX_KEY_BYTES / token_bytes;
     max_tokens = max_tokens > MAX_TOKENS ? MAX_TOKENS : max_tokens < MIN_TOKENS ? MIN_TOKENS : max_tokens;
-    int r = train_texts_new(tools, training->request.texts, training->request.n_texts, max_tokens, &training->texts,
-                            sentence);
+    int r = train_texts_new(tools, training->request.texts, training->request.n_texts, TRAIN_CONTEXT, max_tokens,
+                            &training->texts, sentence);
     if (r < 0)
         return r;
     training->n_spaces = shape->n_layers * shape->n_kv_heads * spaces_of_head(training);

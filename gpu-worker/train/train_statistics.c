@@ -22,6 +22,7 @@
 
 enum {
     MAX_TOKENS = 8192, /* moments change little with more: seconds on a small model */
+    CONTEXT = 1024,    /* where in a long context a text stands is made up for: train_rotate.h */
     MATRIX_ROWS = 16   /* of an item: its sums of a block stay in the first-level cache */
 };
 
@@ -211,8 +212,8 @@ static int begin(struct gathering *gathering, const struct job_tools *tools, cha
     gathering->sums = calloc((size_t)shape->n_layers * shape->n_kv_heads * (d + 2 * d * d), sizeof(double));
     if (gathering->sums == NULL)
         return -ENOMEM;
-    int r = train_texts_new(tools, gathering->request.texts, gathering->request.n_texts, MAX_TOKENS, &gathering->texts,
-                            sentence);
+    int r = train_texts_new(tools, gathering->request.texts, gathering->request.n_texts, CONTEXT, MAX_TOKENS,
+                            &gathering->texts, sentence);
     if (r < 0)
         return r;
     find_offsets(gathering, tools);

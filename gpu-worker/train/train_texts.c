@@ -73,9 +73,9 @@ static int take_context(struct train_texts *texts, const struct tokenizer *token
     return 0;
 }
 
-static uint32_t context_length(const struct job_tools *tools)
+static uint32_t context_length(const struct job_tools *tools, uint32_t n)
 {
-    uint32_t n = TRAIN_CONTEXT, n_train = tools->network->shape.n_ctx_train;
+    uint32_t n_train = tools->network->shape.n_ctx_train;
     n = tools->n_ctx > 0 && tools->n_ctx < n ? tools->n_ctx : n;
     n = n_train > 0 && n_train < n ? n_train : n;
     return n < LAYOUT_BLOCK_TOKENS ? LAYOUT_BLOCK_TOKENS : n;
@@ -83,9 +83,9 @@ static uint32_t context_length(const struct job_tools *tools)
 
 /* Rounds over the texts. What is left of a text, or of max_tokens, counts only if it is a whole block. */
 static int cut(struct train_texts *texts, const struct job_tools *tools, struct encoded *encoded, uint32_t n_texts,
-               uint64_t max_tokens)
+               uint32_t max_context, uint64_t max_tokens)
 {
-    uint32_t length = context_length(tools);
+    uint32_t length = context_length(tools, max_context);
     for (uint32_t before = UINT32_MAX; before != texts->n_contexts;) {
         before = texts->n_contexts;
         for (uint32_t i = 0; i < n_texts; i++) {
@@ -100,8 +100,8 @@ static int cut(struct train_texts *texts, const struct job_tools *tools, struct 
     return 0;
 }
 
-int train_texts_new(const struct job_tools *tools, const struct job_text *given, uint32_t n_given, uint64_t max_tokens,
-                    struct train_texts **ret_texts, char *sentence)
+int train_texts_new(const struct job_tools *tools, const struct job_text *given, uint32_t n_given, uint32_t max_context,
+                    uint64_t max_tokens, struct train_texts **ret_texts, char *sentence)
 {
     struct train_texts *texts = calloc(1, sizeof(*texts));
     uint32_t n = n_given == 0 ? 1 : n_given;
@@ -113,7 +113,7 @@ int train_texts_new(const struct job_tools *tools, const struct job_text *given,
         r = encode(tools, given[i].name, given[i].text, &encoded[i], sentence);
     if (r == 0) {
         texts->hash = UINT64_C(0xcbf29ce484222325);
-        r = cut(texts, tools, encoded, n, max_tokens);
+        r = cut(texts, tools, encoded, n, max_context, max_tokens);
     }
     if (r == 0 && texts->n_contexts == 0) {
         snprintf(sentence, JOB_SENTENCE_SIZE, "no text is as long as a block of %u tokens", LAYOUT_BLOCK_TOKENS);

@@ -22,11 +22,11 @@ struct train_texts {
 };
 
 /*
- * n_texts 0: train_own_text(). Contexts of up to TRAIN_CONTEXT tokens (and what the worker and the model allow) are taken from
+ * n_texts 0: train_own_text(). Contexts of up to max_context tokens (and what the worker and the model allow) are taken from
  * the texts in turn, the first of each, then the second of each, until max_tokens are reached or the texts end.
  * With a sentence (JOB_SENTENCE_SIZE): -EINVAL a text is not UTF-8 or too large; -E2BIG no text has a whole block of tokens.
  * -ENOMEM.
  */
-int train_texts_new(const struct job_tools *tools, const struct job_text *texts, uint32_t n_texts, uint64_t max_tokens,
-                    struct train_texts **ret_texts, char *sentence);
+int train_texts_new(const struct job_tools *tools, const struct job_text *texts, uint32_t n_texts, uint32_t max_context,
+                    uint64_t max_tokens, struct train_texts **ret_texts, char *sentence);
 struct train_texts *train_texts_free(struct train_texts *texts); /* accepts NULL, returns NULL */

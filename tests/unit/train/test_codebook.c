@@ -137,7 +137,7 @@ static void test_it_fits_the_keys(void **unused)
     struct naive naive[N_CONTEXTS];
     const struct policy_terms terms = {
         .codec = POLICY_CODEC_PQ, .n_dims = 4, .n_centroids = N_CENTROIDS, .selector = POLICY_SELECTOR_MASS};
-    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 1, 8192, &texts, sentence), 0);
+    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 1, TRAIN_CONTEXT, 8192, &texts, sentence), 0);
     assert_int_equal(texts->n_contexts, N_CONTEXTS);
     for (uint32_t i = 0; i < N_CONTEXTS; i++) {
         naive[i] = naive_new(fixture, texts->contexts[i].ids, texts->contexts[i].n);

@@ -162,7 +162,7 @@ static void test_moments(void **state)
     struct train_statistics_request request = request_of(2, n_letters);
     struct train_texts *texts = NULL;
     struct naive naive[2];
-    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 2, 8192, &texts, sentence), 0);
+    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 2, 1024, 8192, &texts, sentence), 0);
     assert_int_equal(texts->n_contexts, 2);
     for (uint32_t i = 0; i < 2; i++)
         naive[i] = naive_new(fixture, texts->contexts[i].ids, texts->contexts[i].n);
@@ -267,7 +267,7 @@ static void test_texts(void **state)
     struct worker_fixture *fixture = open_worker(NULL);
     struct train_statistics_request request = request_of(3, (const size_t[]){600, 63, 320});
     struct train_texts *texts = NULL, *other = NULL;
-    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 3, 8192, &texts, sentence), 0);
+    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 3, 1024, 8192, &texts, sentence), 0);
     /* in turn; 600 = 256 + 256 + 88, 63 is too short, 320 = 256 + 64 */
     const uint32_t sizes[] = {256, 256, 256, 64, 88};
     assert_int_equal(texts->n_contexts, 5);
@@ -275,7 +275,7 @@ static void test_texts(void **state)
         assert_int_equal(texts->contexts[i].n, sizes[i]);
     assert_int_equal(texts->n_tokens, 920);
     assert_memory_not_equal(texts->contexts[0].ids, texts->contexts[1].ids, 64 * sizeof(uint32_t));
-    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 3, 400, &other, sentence), 0);
+    assert_int_equal(train_texts_new(&fixture->tools, request.texts, 3, 1024, 400, &other, sentence), 0);
     assert_int_equal(other->n_contexts, 2);
     assert_int_equal(other->contexts[1].n, 144);
     assert_memory_equal(other->contexts[0].ids, texts->contexts[0].ids, 256 * sizeof(uint32_t));
