@@ -12,10 +12,10 @@
 static const struct {
     const char *name, *meaning;
 } presets[] = {
-    {"default", "rot2,deviation=0.02"},
+    {"default", "klt1,deviation=0.015"},
     {"quality", "rot4,deviation=0.01"},
-    {"small", "pair1,deviation=0.02"},
-    {"tiny", "pair1,deviation=0.02,fastgen=0.98"},
+    {"small", "klt0,deviation=0.02"},
+    {"tiny", "klt0,deviation=0.03"},
     {"hcattention-25", "pq2/4096,mass=0.9,weights,notail"},
     {"hcattention-12.5", "pq4/4096,mass=0.9,weights,notail"},
     {"full", "every old token is read"},

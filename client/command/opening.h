@@ -6,12 +6,12 @@
 
 /* What --policy takes; a test holds it against proto/policy.h. */
 #define OPENING_PRESETS                                                                                                \
-    "default (rot2,deviation=0.02), quality (rot4,deviation=0.01), small (pair1,deviation=0.02), tiny "                \
-    "(pair1,deviation=0.02,fastgen=0.98), hcattention-25 (pq2/4096,mass=0.9,weights,notail), hcattention-12.5 "        \
+    "default (klt1,deviation=0.015), quality (rot4,deviation=0.01), small (klt0,deviation=0.02), tiny "                \
+    "(klt0,deviation=0.03), hcattention-25 (pq2/4096,mass=0.9,weights,notail), hcattention-12.5 "                      \
     "(pq4/4096,mass=0.9,weights,notail), full (every old token is read)"
 #define OPENING_GRAMMAR                                                                                                \
-    "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/"                                                         \
-    "C,deviation=0..2|mass=0..1[,weights][,notail][,fastgen=0..1]"
+    "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,"                                                       \
+    "deviation=0..2|mass=0..1[,weights][,notail][,fastgen=0..1]"
 #define OPENING_POLICIES OPENING_PRESETS ", or " OPENING_GRAMMAR
 
 #define OPENING_RESIDENCY_OPTIONS                                                                                      \

@@ -317,7 +317,7 @@ static void test_eval(void **state)
     const char *in = service->programs.in;
     assert_int_equal(
         RUN("eval", "--text", in, "--context=384", "--tail=128", "--presets", "default,q8_0,rot2,mass=0.9"), 0);
-    assert_string_equal(service->jobs, "eval 384 128 default q8_0 rot2,mass=0.9; ");
+    assert_string_equal(service->jobs, "statistics 0; eval 384 128 default q8_0 rot2,mass=0.9; ");
     assert_string_equal(service->policies, "full; fork default; fork rot2,mass=0.9; ");
     assert_int_equal(service->n_opened, 3);
     assert_int_equal(service->n_closed, 3);
