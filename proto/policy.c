@@ -32,7 +32,7 @@ static const struct {
     {"klt0", POLICY_CODEC_KLT0},
 };
 #define CODECS    "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C"
-#define SELECTORS "deviation=0..2|mass=0..1"
+#define SELECTORS "deviation=0..2|mass=0..1|l2=0..2"
 #define PQ_LEAST  256u
 #define PQ_MOST   4096u
 
@@ -162,7 +162,9 @@ static int read_selector(const struct words *words, struct word word, struct pol
         const char *name;
         enum policy_selector selector;
         int most;
-    } selectors[] = {{"mass=", POLICY_SELECTOR_MASS, 1}, {"deviation=", POLICY_SELECTOR_DEVIATION, 2}};
+    } selectors[] = {{"mass=", POLICY_SELECTOR_MASS, 1},
+                     {"deviation=", POLICY_SELECTOR_DEVIATION, 2},
+                     {"l2=", POLICY_SELECTOR_L2, 2}};
     for (size_t i = 0; i < sizeof(selectors) / sizeof(selectors[0]); i++) {
         double value;
         if (!starts(word, selectors[i].name))

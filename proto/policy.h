@@ -10,8 +10,10 @@
  *             statistics);
  *             pqD/C, product quantization with sub-spaces of D = 2, 4 or 8 dimensions and C = 256 .. 4096 centroids, a power
  *             of two (needs a codebook); pqD alone is pqD/4096
- * SELECTOR    deviation (at most this much absolute deviation of weights from their block's mean stays unread, 0 .. 2) or
- *             mass (the smallest set of tokens with this much of the attention mass, 0 .. 1)
+ * SELECTOR    deviation (at most this much absolute deviation of weights from their block's mean stays unread, 0 .. 2),
+ *             mass (the smallest set of tokens with this much of the attention mass, 0 .. 1) or
+ *             l2 (of weights that are root mean squares over a KV head's query heads, at most this Euclidean length of the
+ *             deviations from block means stays unread, 0 .. 2; 0.00085 reads as much as deviation 0.02 of 3000 tokens)
  * weights     sum with the approximate weights instead of exact re-scoring
  * notail      drop what is not selected instead of estimating it by block means
  * fastgen     FastGen residency: a head whose cheapest fixed set of tokens holds this much of its attention mass (0 .. 1, above
@@ -46,7 +48,7 @@ static inline bool policy_codec_needs_statistics(enum policy_codec codec)
 {
     return codec >= POLICY_CODEC_PAIR3 && codec <= POLICY_CODEC_KLT0;
 }
-enum policy_selector { POLICY_SELECTOR_FULL, POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION };
+enum policy_selector { POLICY_SELECTOR_FULL, POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION, POLICY_SELECTOR_L2 };
 
 struct policy_terms {
     enum policy_codec codec;      /* full: none, no keys are kept */

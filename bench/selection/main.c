@@ -235,7 +235,10 @@ int main(int argc, char **argv)
         {POLICY_SELECTOR_DEVIATION, 0.1f, false},  {POLICY_SELECTOR_DEVIATION, 0.4f, false},
         {POLICY_SELECTOR_MASS, 0.5f, false},       {POLICY_SELECTOR_MASS, 0.9f, false},
         {POLICY_SELECTOR_MASS, 0.95f, false},      {POLICY_SELECTOR_DEVIATION, 0.02f, true},
+        {POLICY_SELECTOR_L2, 0.0005f, false},      {POLICY_SELECTOR_L2, 0.00085f, false},
+        {POLICY_SELECTOR_L2, 0.005f, false},
     };
+    static const char *const names[] = {"full", "mass", "deviation", "l2"};
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         struct policy policy = {.terms = {.selector = lines[i].selector, .parameter = lines[i].parameter, .tail = true},
                                 .quantizer = &copy_quantizer,
@@ -244,8 +247,7 @@ int main(int argc, char **argv)
         bench.item.weights = lines[i].weights ? weights : NULL;
         bench.n_kept = bench.n_calls = 0;
         double seconds = best_of(run_selection, &bench) - copying;
-        printf("%-9s %.2f%s  %6.1f us an item, %5.1f %% kept\n",
-               lines[i].selector == POLICY_SELECTOR_MASS ? "mass" : "deviation", (double)lines[i].parameter,
+        printf("%-9s %-7g%s  %6.1f us an item, %5.1f %% kept\n", names[lines[i].selector], (double)lines[i].parameter,
                lines[i].weights ? ", weights" : "         ", seconds * 1e6,
                100.0 * (double)bench.n_kept / (double)bench.n_calls / (double)(n_old - LAYOUT_N_SINKS));
     }

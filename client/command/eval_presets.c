@@ -17,7 +17,7 @@ void eval_presets_fini(struct eval_presets *presets)
 /* Does a word go on with the policy before it? */
 static bool goes_on(const char *word)
 {
-    static const char *const starts[] = {"deviation=", "mass=", "fastgen="};
+    static const char *const starts[] = {"deviation=", "mass=", "l2=", "fastgen="};
     static const char *const words[] = {"weights", "notail"};
     for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++)
         if (strncmp(word, starts[i], strlen(starts[i])) == 0)

@@ -11,7 +11,7 @@
     "(pq4/4096,mass=0.9,weights,notail), full (every old token is read)"
 #define OPENING_GRAMMAR                                                                                                \
     "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,"                                                       \
-    "deviation=0..2|mass=0..1[,weights][,notail][,fastgen=0..1]"
+    "deviation=0..2|mass=0..1|l2=0..2[,weights][,notail][,fastgen=0..1]"
 #define OPENING_POLICIES OPENING_PRESETS ", or " OPENING_GRAMMAR
 
 #define OPENING_RESIDENCY_OPTIONS                                                                                      \

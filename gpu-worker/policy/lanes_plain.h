@@ -55,6 +55,10 @@ VECTOR_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     LANES(vf, fmaf(a.lane[i], b.lane[i], c.lane[i]));
 }
+VECTOR_INLINE vf vf_sqrt(vf a)
+{
+    LANES(vf, sqrtf(a.lane[i]));
+}
 VECTOR_INLINE vf vf_max(vf a, vf b) /* b where either is NaN */
 {
     LANES(vf, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]);

@@ -5,8 +5,9 @@
  * Invariant  every table gives the same bits: one algorithm (passes_loops.h) in 16 lanes, every operation exact by IEEE 754,
  *            sums in one order.
  *
- * Words      w [n_blocks][64]: mean normalised weight over the group's query heads. values [n_blocks]: what a threshold costs
- *            or gains block by block; the array is rounded up to 16 floats, which are 0 behind the last block.
+ * Words      w [n_blocks][64]: mean, or root mean square, of the normalised weights over the group's query heads.
+ *            values [n_blocks]: what a threshold costs or gains block by block; the array is rounded up to 16 floats, which are
+ *            0 behind the last block.
  */
 #pragma once
 
@@ -15,6 +16,9 @@
 
 #define PASSES_BLOCK_TOKENS 64u
 #define PASSES_LANES        16u /* also what arrays of values are rounded up to */
+
+/* What weights are multiplied by before they are squared: squares of 2^-126 .. 1 are normal numbers then, and so are sums. */
+#define PASSES_BEFORE_SQUARE 0x1p63f
 
 /*
  * A threshold tried between two that were tried before: of a block whose values at both are equal, and of one that has no token
@@ -41,11 +45,18 @@ struct passes {
     float (*average)(const float *exponentials, size_t stride, const float *factors, uint32_t group, uint32_t n_blocks,
                      float *w, float *block_max);
 
+    /* The same with w_j = square root of the sum of (factors[h] x exponentials[h][j])^2, which is at most 1. */
+    float (*root)(const float *exponentials, size_t stride, const float *factors, uint32_t group, uint32_t n_blocks,
+                  float *w, float *block_max);
+
     /* values: sum of w >= threshold; returns the sum over blocks. Never falls when the threshold falls. */
     float (*mass)(const struct passes_trial *trial, float *values);
 
     /* values: sum of |w - mean of w| over the w < threshold of a block; returns the sum over blocks. */
     float (*deviation)(const struct passes_trial *trial, float *values);
+
+    /* values: sum of (PASSES_BEFORE_SQUARE x (w - mean of w))^2 over the w < threshold of a block; returns their sum. */
+    float (*squares)(const struct passes_trial *trial, float *values);
 
     /*
      * Bit j of masks: w >= threshold; of block 0 only those of first_block. masses [group][n_blocks]: sums of the exponentials

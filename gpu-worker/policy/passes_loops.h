@@ -34,6 +34,14 @@ VECTOR_INLINE vi vf_word(vf a) /* the bits as an integer */
     return (vi){_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)};
 #endif
 }
+VECTOR_INLINE vf vf_sqrt(vf a) /* correctly rounded */
+{
+#ifdef __AVX512F__
+    return _mm512_sqrt_ps(a);
+#else
+    return (vf){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)};
+#endif
+}
 /* a < b ? value : 0. (vf_less() costs a comparison more, since compilers do not see what its mask is made of.) */
 VECTOR_INLINE vf vf_where_less(vf a, vf b, vf value)
 {
@@ -106,8 +114,8 @@ static float loops_exponentials(float *scores, uint32_t n_blocks, float largest)
     return vf_sum(total);
 }
 
-static float loops_average(const float *exponentials, size_t stride, const float *factors, uint32_t group,
-                           uint32_t n_blocks, float *w, float *block_max)
+VECTOR_INLINE float average_or_root(bool is_root, const float *exponentials, size_t stride, const float *factors,
+                                    uint32_t group, uint32_t n_blocks, float *w, float *block_max)
 {
     vf top = vf_zero();
     for (uint32_t block = 0; block < n_blocks; block++) {
@@ -115,11 +123,15 @@ static float loops_average(const float *exponentials, size_t stride, const float
         for (uint32_t k = 0; k < PASSES_VECTORS; k++)
             sum[k] = vf_zero();
         for (uint32_t head = 0; head < group; head++) {
-            const vf factor = vf_set(factors[head]);
+            const vf factor = vf_set(is_root ? factors[head] * PASSES_BEFORE_SQUARE : factors[head]);
             const float *e = exponentials + head * stride + (size_t)block * PASSES_BLOCK_TOKENS;
-            for (uint32_t k = 0; k < PASSES_VECTORS; k++)
-                sum[k] = vf_fma(vf_load(e + k * PASSES_LANES), factor, sum[k]);
+            for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
+                vf of_head = vf_load(e + k * PASSES_LANES), scaled = is_root ? vf_mul(of_head, factor) : factor;
+                sum[k] = vf_fma(is_root ? scaled : of_head, scaled, sum[k]);
+            }
         }
+        for (uint32_t k = 0; is_root && k < PASSES_VECTORS; k++)
+            sum[k] = vf_mul(vf_sqrt(sum[k]), vf_set(1.0f / PASSES_BEFORE_SQUARE));
         for (uint32_t k = 0; k < PASSES_VECTORS; k++)
             vf_store(w + (size_t)block * PASSES_BLOCK_TOKENS + k * PASSES_LANES, sum[k]);
         vf largest = vf_max(vf_max(sum[0], sum[1]), vf_max(sum[2], sum[3]));
@@ -127,6 +139,18 @@ static float loops_average(const float *exponentials, size_t stride, const float
         top = vf_max(top, largest);
     }
     return vf_max_across(top);
+}
+
+static float loops_average(const float *exponentials, size_t stride, const float *factors, uint32_t group,
+                           uint32_t n_blocks, float *w, float *block_max)
+{
+    return average_or_root(false, exponentials, stride, factors, group, n_blocks, w, block_max);
+}
+
+static float loops_root(const float *exponentials, size_t stride, const float *factors, uint32_t group,
+                        uint32_t n_blocks, float *w, float *block_max)
+{
+    return average_or_root(true, exponentials, stride, factors, group, n_blocks, w, block_max);
 }
 
 VECTOR_INLINE float sum_of_values(const float *values, uint32_t n_blocks)
@@ -183,6 +207,30 @@ static float loops_mass(const struct passes_trial *trial, float *values)
     return sum_of_values(values, trial->n_blocks);
 }
 
+/* Of the w < threshold of the four blocks from trial->blocks[i] on; 0 where there is none. */
+VECTOR_INLINE void means_below(const struct passes_trial *trial, uint32_t i, float mean[4])
+{
+    const vf threshold = vf_set(trial->threshold);
+    vf sums[4];
+    float n_below[4];
+#pragma GCC unroll 1
+    for (uint32_t q = 0; q < 4; q++) {
+        const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
+        vf part[PASSES_VECTORS];
+        uint64_t below = 0;
+        for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
+            vf of_lane = vf_load(w + k * PASSES_LANES);
+            part[k] = vf_where_less(of_lane, threshold, of_lane);
+            below |= (uint64_t)vf_less_bits(of_lane, threshold) << (k * PASSES_LANES);
+        }
+        sums[q] = sum_of_four(part);
+        n_below[q] = (float)__builtin_popcountll(below);
+    }
+    vf_store_sums(mean, sums);
+    for (uint32_t q = 0; q < 4; q++)
+        mean[q] /= n_below[q] > 0 ? n_below[q] : 1.0f;
+}
+
 /*
  * The sum of |w - mean| is twice the sum of mean - w over the w below the mean - which are all below the threshold, too, so that
  * only the mean needs to ask. A rounded mean may lie above weights that are all equal; the factor, larger than all roundings
@@ -190,27 +238,13 @@ static float loops_mass(const struct passes_trial *trial, float *values)
  */
 static float loops_deviation(const struct passes_trial *trial, float *values)
 {
-    const vf threshold = vf_set(trial->threshold);
     const uint32_t n = unknown_blocks(trial, values);
     for (uint32_t i = 0; i < n; i += 4) {
         vf sums[4];
-        float n_below[4], mean[4], deviation[4];
-#pragma GCC unroll 1
-        for (uint32_t q = 0; q < 4; q++) {
-            const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
-            vf part[PASSES_VECTORS];
-            uint64_t below = 0;
-            for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
-                vf of_lane = vf_load(w + k * PASSES_LANES);
-                part[k] = vf_where_less(of_lane, threshold, of_lane);
-                below |= (uint64_t)vf_less_bits(of_lane, threshold) << (k * PASSES_LANES);
-            }
-            sums[q] = sum_of_four(part);
-            n_below[q] = (float)__builtin_popcountll(below);
-        }
-        vf_store_sums(mean, sums);
+        float mean[4], deviation[4];
+        means_below(trial, i, mean);
         for (uint32_t q = 0; q < 4; q++)
-            mean[q] = mean[q] / (n_below[q] > 0 ? n_below[q] : 1.0f) * (1.0f - 0x1p-20f);
+            mean[q] *= 1.0f - 0x1p-20f;
 #pragma GCC unroll 1
         for (uint32_t q = 0; q < 4; q++) {
             const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
@@ -223,6 +257,35 @@ static float loops_deviation(const struct passes_trial *trial, float *values)
         vf_store_sums(deviation, sums);
         for (uint32_t q = 0; q < 4; q++)
             values[trial->blocks[i + q]] = 2.0f * deviation[q];
+    }
+    return sum_of_values(values, trial->n_blocks);
+}
+
+/* A block that deviates from its rounded mean by no more than all roundings together deviates by 0. */
+static float loops_squares(const struct passes_trial *trial, float *values)
+{
+    const vf threshold = vf_set(trial->threshold), scale = vf_set(PASSES_BEFORE_SQUARE);
+    const uint32_t n = unknown_blocks(trial, values);
+    for (uint32_t i = 0; i < n; i += 4) {
+        vf sums[4];
+        float mean[4], squares[4], rounding[4];
+        means_below(trial, i, mean);
+#pragma GCC unroll 1
+        for (uint32_t q = 0; q < 4; q++) {
+            const float *w = trial->w + (size_t)trial->blocks[i + q] * PASSES_BLOCK_TOKENS;
+            const float scaled = mean[q] * PASSES_BEFORE_SQUARE;
+            const vf minus_mean = vf_set(-scaled);
+            vf d[PASSES_VECTORS];
+            for (uint32_t k = 0; k < PASSES_VECTORS; k++) {
+                vf of_lane = vf_load(w + k * PASSES_LANES);
+                d[k] = vf_where_less(of_lane, threshold, vf_fma(of_lane, scale, minus_mean));
+            }
+            sums[q] = vf_add(vf_fma(d[0], d[0], vf_mul(d[1], d[1])), vf_fma(d[2], d[2], vf_mul(d[3], d[3])));
+            rounding[q] = scaled * (0x1p-20f * 8.0f); /* of each of 64 */
+        }
+        vf_store_sums(squares, sums);
+        for (uint32_t q = 0; q < 4; q++)
+            values[trial->blocks[i + q]] = squares[q] > rounding[q] * rounding[q] ? squares[q] : 0.0f;
     }
     return sum_of_values(values, trial->n_blocks);
 }
@@ -255,5 +318,5 @@ static uint32_t loops_finish(const float *w, uint32_t n_blocks, float threshold,
 }
 
 #define PASSES_TABLE(name)                                                                                             \
-    const struct passes name = {loops_largest, loops_exponentials, loops_average,                                      \
-                                loops_mass,    loops_deviation,    loops_finish}
+    const struct passes name = {loops_largest, loops_exponentials, loops_average, loops_root,                          \
+                                loops_mass,    loops_deviation,    loops_squares, loops_finish}

@@ -4,10 +4,11 @@
  * Scratch: [exponentials, first the scores][w][largest w of each block][values of three thresholds][the same of the exact set]
  * [query]. For selector mass the exact set's tokens follow the old ones in w, in blocks of their own.
  *
- * The search: what a threshold leaves unread - mass, or deviation - never falls when the threshold rises. For the deviation of a
- * block, D = 2 x sum of (mean - w) over the w below the mean: one more unselected token is at least as large as all that are
- * unselected already, so the mean can only rise, and no term of the sum falls. Hence bisection finds what trying every threshold
- * would. It begins with high thresholds, where most blocks have no token above and their value is known.
+ * The search: what a threshold leaves unread - mass, deviation or squares - never falls when the threshold rises. For the
+ * deviation of a block, D = 2 x sum of (mean - w) over the w below the mean: one more unselected token is at least as large as all
+ * that are unselected already, so the mean can only rise, and no term of the sum falls. To the squares about the mean, of n
+ * unselected tokens, one more token x adds n / (n + 1) x (x - mean)^2. Hence bisection finds what trying every threshold would. It
+ * begins with high thresholds, where most blocks have no token above and their value is known.
  */
 #include "gpu-worker/policy/selection.h"
 
@@ -141,9 +142,9 @@ static void limit(float *scores, size_t n)
         scores[i] = scores[i] > FLT_MAX ? FLT_MAX : scores[i];
 }
 
-/* Scores to exponentials; the exact set's, too, for selector mass. Sets the references. factors [group] = 1 / (Z_h x group). */
+/* Scores to exponentials; the exact set's, too, for selector mass. Sets the references. factors [group]: 1 / (Z_h divisor). */
 static void softmax(const struct passes *passes, const struct selection_item *item, uint32_t n_exact_blocks,
-                    struct scratch *scratch, float *largest, float *factors)
+                    float divisor, struct scratch *scratch, float *largest, float *factors)
 {
     const size_t n = (size_t)item->n_blocks * BLOCK, n_exact = (size_t)n_exact_blocks * BLOCK;
     for (uint32_t head = 0; head < item->group; head++) {
@@ -166,7 +167,7 @@ static void softmax(const struct passes *passes, const struct selection_item *it
             memset(old, 0, n * sizeof(float));
             memset(exact, 0, n_exact * sizeof(float));
         }
-        factors[head] = total > 0 ? 1.0f / (total * (float)item->group) : 0;
+        factors[head] = total > 0 ? 1.0f / (total * divisor) : 0;
         if (item->references != NULL)
             item->references[head] = reference;
     }
@@ -216,8 +217,11 @@ static int interpolate(const struct end *failed, const struct end *enough, float
 static float find_threshold(const struct passes *passes, const struct selection_item *item, uint32_t n_exact_blocks,
                             struct scratch *scratch, float top)
 {
-    const bool by_mass = item->policy->terms.selector == POLICY_SELECTOR_MASS;
-    float (*try)(const struct passes_trial *trial, float *values) = by_mass ? passes->mass : passes->deviation;
+    const bool by_mass = item->policy->terms.selector == POLICY_SELECTOR_MASS,
+               by_squares = item->policy->terms.selector == POLICY_SELECTOR_L2;
+    float (*try)(const struct passes_trial *trial, float *values) = by_mass      ? passes->mass
+                                                                    : by_squares ? passes->squares
+                                                                                 : passes->deviation;
     struct passes_trial trial = {.w = scratch->w,
                                  .block_max = scratch->block_max,
                                  .n_blocks = item->n_blocks + n_exact_blocks,
@@ -229,6 +233,10 @@ static float find_threshold(const struct passes *passes, const struct selection_
             scratch->values[i][block] = 0;
 
     float all = 0, bound = item->policy->terms.parameter;
+    if (by_squares) { /* may be infinite: more than there can be */
+        bound *= PASSES_BEFORE_SQUARE;
+        bound *= bound;
+    }
     if (by_mass) {
         trial.threshold = threshold_of(top, enough.step);
         all = try(&trial, enough.values);
@@ -281,7 +289,8 @@ void selection_run(const struct kernels *kernels, struct selection_item *item, v
         select_full(item);
         return;
     }
-    const bool by_mass = item->policy->terms.selector == POLICY_SELECTOR_MASS;
+    const bool by_mass = item->policy->terms.selector == POLICY_SELECTOR_MASS,
+               by_squares = item->policy->terms.selector == POLICY_SELECTOR_L2;
     const size_t query_bytes = key_cache_quantizer(item->keys)->codec->query_bytes(head_of(item), item->group);
     const uint32_t n_exact_blocks = by_mass ? (item->n_exact + BLOCK - 1) / BLOCK : 0;
     assert(item->n_blocks > 0 && item->group > 0 && item->group <= KEY_CODEC_MAX_QUERIES);
@@ -292,9 +301,10 @@ void selection_run(const struct kernels *kernels, struct selection_item *item, v
     float largest[KEY_CODEC_MAX_QUERIES], factors[KEY_CODEC_MAX_QUERIES];
     divide(item->group, item->n_blocks, query_bytes, scratch_memory, &scratch);
     score(kernels, passes, item, &scratch, largest);
-    softmax(passes, item, n_exact_blocks, &scratch, largest, factors);
-    float top = passes->average(scratch.exponentials, scratch.stride, factors, item->group, item->n_blocks, scratch.w,
-                                scratch.block_max);
+    softmax(passes, item, n_exact_blocks, by_squares ? sqrtf((float)item->group) : (float)item->group, &scratch,
+            largest, factors);
+    float top = (by_squares ? passes->root : passes->average)(
+        scratch.exponentials, scratch.stride, factors, item->group, item->n_blocks, scratch.w, scratch.block_max);
     if (n_exact_blocks > 0)
         passes->average(scratch.exact_exponentials, SELECTION_MAX_EXACT, factors, item->group, n_exact_blocks,
                         scratch.w + (size_t)item->n_blocks * BLOCK, scratch.block_max + item->n_blocks);

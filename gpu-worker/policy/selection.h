@@ -4,15 +4,19 @@
  *
  * 1. s_hj = scale * q_h . k^_j for old tokens; the exact set's partials are given.
  * 2. w_hj = exp(s_hj - M_h) / Z_h with M_h the largest score of query head h over old tokens and exact set, Z_h the sum over
- *    both; w_j = mean of w_hj over the group's query heads.
+ *    both; w_j = mean of w_hj over the group's query heads; for l2 their root mean square.
  * 3. mass (HCAttention, section on dynamic selection; Twilight's top-p): the smallest set of all tokens, by w, whose mass
  *    reaches p; its old tokens are read (the exact set's are read anyhow).
  *    deviation: the fewest old tokens such that the sum over the unselected old ones of
  *    |w_j - mean w of the unselected of its block| is <= epsilon.
- *    Both choose a threshold on a fixed grid relative to the largest w_j of an old token (GRID_PER_OCTAVE steps an octave) and
- *    select w_j >= threshold: ties are kept, nothing is sorted. Nothing is selected where that satisfies already (deviation:
- *    of all old tokens <= epsilon; mass: the exact tokens above every old one reach p); every old token that weighs anything
- *    where the whole grid does not. A weight below 2^-126 is none, and a deviation of 2^-20 of a block's mean is rounding.
+ *    l2: the fewest old tokens such that the square root of the sum over the unselected old ones of
+ *    (w_j - mean w of the unselected of its block)^2 is <= epsilon: with values that differ from their block's mean in directions
+ *    that have nothing to do with each other, the size of the output's error is in proportion to it.
+ *    All choose a threshold on a fixed grid relative to the largest w_j of an old token (GRID_PER_OCTAVE steps an octave) and
+ *    select w_j >= threshold: ties are kept, nothing is sorted. Nothing is selected where that satisfies already (deviation and
+ *    l2: of all old tokens <= epsilon; mass: the exact tokens above every old one reach p); every old token that weighs
+ *    anything where the whole grid does not. A weight below 2^-126 is none, and a deviation of 2^-20 of a block's mean is
+ *    rounding.
  * 4. mass_hb = sum of exp(s_hj - M_h) over the unselected old tokens of block b; the reference is M_h.
  *
  * Owner      nobody: works on the caller's memory. Threads: any, with a scratch of its own each.

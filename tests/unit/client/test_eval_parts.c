@@ -35,6 +35,7 @@ static void test_presets(void **state)
     CHECK_PRESETS("default", "default");
     CHECK_PRESETS("default,quality,default", "default", "quality");
     CHECK_PRESETS("rot2,deviation=0.02,q8_0", "rot2,deviation=0.02", "q8_0");
+    CHECK_PRESETS("rot2,l2=0.001,q8_0", "rot2,l2=0.001", "q8_0");
     CHECK_PRESETS("h2o=0.2,pq2/4096,mass=0.9,weights,notail,small,fastgen=0.95,weightsome", "h2o=0.2",
                   "pq2/4096,mass=0.9,weights,notail", "small,fastgen=0.95", "weightsome");
     static const char *const wrong[] = {"", ",", "a,", ",a", "a,,b"};

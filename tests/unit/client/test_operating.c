@@ -529,9 +529,8 @@ static void test_help_knows_the_policies(void **state)
             if (!strstr(words, expected))
                 fail_msg("%s --help: no '%s'", commands[i], expected);
         }
-        assert_non_null(strstr(
-            words,
-            "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,deviation=0..2|mass=0..1[,weights][,notail]"));
+        assert_non_null(strstr(words, "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,"
+                                      "deviation=0..2|mass=0..1|l2=0..2[,weights][,notail]"));
     }
 }
 

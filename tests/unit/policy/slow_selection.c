@@ -17,10 +17,11 @@ static double weight_of(float score, double reference)
     return isnan(score) || score == -INFINITY || x < -87.33654 ? 0 : exp(x);
 }
 
-void slow_init(struct slow *slow, const struct fixture *fixture)
+void slow_init(struct slow *slow, const struct fixture *fixture, enum policy_selector selector)
 {
     const size_t n = (size_t)fixture->n_blocks * 64;
     *slow = (struct slow){.group = fixture->group, .n_blocks = fixture->n_blocks, .n_exact = fixture->n_exact};
+    slow->is_l2 = selector == POLICY_SELECTOR_L2;
     slow->e = calloc(slow->group * n, sizeof(double));
     slow->w = calloc(n, sizeof(double));
     slow->exact_w = calloc(slow->n_exact + 1, sizeof(double));
@@ -41,11 +42,15 @@ void slow_init(struct slow *slow, const struct fixture *fixture)
             total += weight_of(exact[j], reference);
         slow->reference[head] = reference;
         slow->total[head] = total;
-        for (size_t j = 0; j < n && total > 0; j++)
-            slow->w[j] += slow->e[head * n + j] / total / slow->group;
+        for (size_t j = 0; j < n && total > 0; j++) {
+            const double of_head = slow->e[head * n + j] / total;
+            slow->w[j] += (slow->is_l2 ? of_head * of_head : of_head) / slow->group;
+        }
         for (uint32_t j = 0; j < slow->n_exact && total > 0; j++)
             slow->exact_w[j] += weight_of(exact[j], reference) / total / slow->group;
     }
+    for (size_t j = 0; j < n && slow->is_l2; j++)
+        slow->w[j] = sqrt(slow->w[j]);
     for (size_t j = 0; j < n; j++)
         slow->top = fmax(slow->top, slow->w[j]);
     slow->deviation = calloc((size_t)SLOW_LAST_STEP + 2, sizeof(double));
@@ -85,9 +90,9 @@ double slow_deviation(const struct slow *slow, double threshold)
                 sum += w[j], n++;
         for (uint32_t j = first; j < 64; j++)
             if (w[j] < threshold)
-                deviation += fabs(w[j] - sum / n);
+                deviation += slow->is_l2 ? pow(w[j] - sum / n, 2) : fabs(w[j] - sum / n);
     }
-    return deviation;
+    return slow->is_l2 ? sqrt(deviation) : deviation;
 }
 
 double slow_unread_mass(const struct slow *slow, double threshold)

@@ -1,6 +1,6 @@
 /*
  * slow_selection.h - what selection_run() should find, in doubles and without a trick: every threshold of the grid is tried
- * (deviation), the tokens are sorted (mass).
+ * (deviation, l2), the tokens are sorted (mass).
  */
 #pragma once
 
@@ -8,14 +8,16 @@
 
 struct slow {
     uint32_t group, n_blocks, n_exact;
-    double *e;           /* [group][n_blocks * 64]: exp(score - reference); 0 for sinks */
+    double *e;  /* [group][n_blocks * 64]: exp(score - reference); 0 for sinks */
+    bool is_l2; /* w: root mean square over heads, deviation: Euclidean; otherwise mean, and sum of distances */
     double *w, *exact_w; /* [n_blocks * 64], [n_exact] */
     double *reference, *total;
     double top;        /* largest w of an old token */
     double *deviation; /* at step i - 1 */
 };
 
-void slow_init(struct slow *slow, const struct fixture *fixture);
+/* What the selector orders by. */
+void slow_init(struct slow *slow, const struct fixture *fixture, enum policy_selector selector);
 void slow_fini(struct slow *slow);
 
 /* Step -1 is just above the largest weight, the last one takes whatever has a weight. */

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@
 #include "gpu-worker/policy/exact_set.h"
 #include "tests/unit/policy/slow_selection.h"
 
-#define ROUNDING 4e-6 /* of sums of weights, which are at most 1, in single precision */
+#define ROUNDING    4e-6 /* of sums of weights, which are at most 1, in single precision */
+#define ROUNDING_L2 5e-7 /* of their Euclidean length, which is at most 1, too, but a hundredth of that in most cases */
 
 static const struct {
     enum policy_selector selector;
@@ -22,7 +24,9 @@ static const struct {
     {POLICY_SELECTOR_DEVIATION, 0.0f}, {POLICY_SELECTOR_DEVIATION, 0.005f}, {POLICY_SELECTOR_DEVIATION, 0.02f},
     {POLICY_SELECTOR_DEVIATION, 0.3f}, {POLICY_SELECTOR_DEVIATION, 2.0f},   {POLICY_SELECTOR_MASS, 0.0f},
     {POLICY_SELECTOR_MASS, 0.3f},      {POLICY_SELECTOR_MASS, 0.9f},        {POLICY_SELECTOR_MASS, 0.99f},
-    {POLICY_SELECTOR_MASS, 0.999999f}, {POLICY_SELECTOR_MASS, 1.0f},
+    {POLICY_SELECTOR_MASS, 0.999999f}, {POLICY_SELECTOR_MASS, 1.0f},        {POLICY_SELECTOR_L2, 0.0f},
+    {POLICY_SELECTOR_L2, 0.0003f},     {POLICY_SELECTOR_L2, 0.001f},        {POLICY_SELECTOR_L2, 0.01f},
+    {POLICY_SELECTOR_L2, 0.3f},        {POLICY_SELECTOR_L2, 2.0f},
 };
 #define N_POLICIES (sizeof policies / sizeof policies[0])
 
@@ -55,9 +59,10 @@ static bool is_step(const struct fixture *fixture, const struct slow *slow, int 
         unread = slow_unread_mass;
         bound = (1 - parameter) * slow_unread_mass(slow, INFINITY);
     }
-    bool enough = step == SLOW_LAST_STEP || unread(slow, threshold * (1 - tie)) <= bound + ROUNDING;
+    const double rounding = slow->is_l2 ? ROUNDING_L2 + 1e-6 * bound : ROUNDING;
+    bool enough = step == SLOW_LAST_STEP || unread(slow, threshold * (1 - tie)) <= bound + rounding;
     bool first =
-        step < 0 || slow->top == 0 || unread(slow, slow_threshold(slow, step - 1) * (1 + tie)) > bound - ROUNDING;
+        step < 0 || slow->top == 0 || unread(slow, slow_threshold(slow, step - 1) * (1 + tie)) > bound - rounding;
     return enough && first;
 }
 
@@ -138,17 +143,20 @@ static void as_the_slow_version_does(void **state)
         for (size_t g = 0; g < N_GROUPS; g++)
             for (size_t b = 0; b < N_BLOCK_COUNTS; b++, seed++) {
                 struct fixture fixture;
-                struct slow slow;
+                struct slow by_mean, by_root;
                 fixture_init(&fixture, (enum fixture_scores)kind, groups[g], block_counts[b], seed);
-                slow_init(&slow, &fixture);
+                slow_init(&by_mean, &fixture, POLICY_SELECTOR_DEVIATION); /* and mass */
+                slow_init(&by_root, &fixture, POLICY_SELECTOR_L2);
                 for (const struct kernels *const *table = fixture_tables(); *table != NULL; table++)
                     for (size_t i = 0; i < N_POLICIES; i++) {
                         const bool tail = (i + seed) % 3 != 0;
+                        const struct slow *slow = policies[i].selector == POLICY_SELECTOR_L2 ? &by_root : &by_mean;
                         fixture_run(&fixture, *table, policies[i].selector, policies[i].parameter, tail);
-                        check_threshold(&fixture, &slow, policies[i].selector, (double)policies[i].parameter);
-                        check_sums(&fixture, &slow, tail);
+                        check_threshold(&fixture, slow, policies[i].selector, (double)policies[i].parameter);
+                        check_sums(&fixture, slow, tail);
                     }
-                slow_fini(&slow);
+                slow_fini(&by_mean);
+                slow_fini(&by_root);
                 fixture_fini(&fixture);
             }
 }
@@ -157,11 +165,11 @@ static void as_the_slow_version_does(void **state)
 static void deviation_never_falls_with_the_threshold(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < SCORES_N; kind++) {
+    for (int kind = 0; kind < 2 * SCORES_N; kind++) {
         struct fixture fixture;
         struct slow slow;
-        fixture_init(&fixture, (enum fixture_scores)kind, 3, 9, 5);
-        slow_init(&slow, &fixture);
+        fixture_init(&fixture, (enum fixture_scores)(kind / 2), 3, 9, 5);
+        slow_init(&slow, &fixture, kind % 2 ? POLICY_SELECTOR_L2 : POLICY_SELECTOR_DEVIATION);
         for (int i = 0; i <= SLOW_LAST_STEP; i++)
             assert_true(slow.deviation[i] >= slow.deviation[i + 1] - 1e-12);
         slow_fini(&slow);
@@ -208,10 +216,11 @@ static void tables_give_equal_bits(void **state)
 static void the_same_alone_and_among_others(void **state)
 {
     (void)state;
-    enum { N_ITEMS = 12 };
+    enum { N_ITEMS = 18 };
+    static_assert(N_ITEMS >= N_POLICIES, "each policy");
     static struct results alone[N_ITEMS], among;
     struct fixture fixtures[N_ITEMS];
-    void *own[N_ITEMS], *shared = malloc(selection_scratch_bytes(fixture_quantizer(), 8, 40) + 64);
+    void *own[N_ITEMS], *shared = malloc(selection_scratch_bytes(fixture_quantizer(), 8, 3 * N_ITEMS) + 64);
     assert_non_null(shared);
     void *aligned = (void *)(((uintptr_t)shared + 63) & ~(uintptr_t)63);
     for (const struct kernels *const *table = fixture_tables(); *table != NULL; table++) {
@@ -242,7 +251,7 @@ static void the_same_alone_and_among_others(void **state)
     free(shared);
 }
 
-/* ---- the simulation: weights sorted (mass), nine halvings of 40 octaves (deviation) ---- */
+/* ---- the simulation: weights sorted (mass), nine halvings of 40 octaves (deviation, l2) ---- */
 
 static uint32_t n_at_least(const struct slow *slow, double threshold)
 {
@@ -252,33 +261,43 @@ static uint32_t n_at_least(const struct slow *slow, double threshold)
     return n;
 }
 
+static void simulate_deviation(struct fixture *fixture, enum policy_selector selector, double epsilon)
+{
+    const double halving = 40 / exp2(9), step = 1.0 / SELECTION_GRID_PER_OCTAVE;
+    struct slow slow;
+    slow_init(&slow, fixture, selector);
+    double low = 0, high = 40;
+    for (int k = 0; k < 9; k++) {
+        double middle = (low + high) / 2;
+        bool enough = slow_deviation(&slow, slow.top * exp2(-middle)) <= epsilon;
+        *(enough ? &high : &low) = middle;
+    }
+    fixture_run(fixture, kernels_get(KERNELS_ISA_AUTO), selector, (float)epsilon, true);
+    uint32_t n_kept = fixture->item.n_kept;
+    double least = INFINITY;
+    for (size_t j = 0; j < (size_t)fixture->n_blocks * 64; j++)
+        least = selected(fixture, j) ? fmin(least, slow.w[j]) : least;
+    assert_true(slow_deviation(&slow, least) <= epsilon + (slow.is_l2 ? ROUNDING_L2 : ROUNDING));
+    if (n_kept > 0) { /* the simulation keeps the largest even then */
+        assert_true(n_kept >= n_at_least(&slow, slow.top * exp2(halving + 1e-5 - high)));
+        assert_true(n_kept <= n_at_least(&slow, slow.top * exp2(-high - step - 1e-5)));
+    }
+    slow_fini(&slow);
+}
+
 static void as_the_simulation_does(void **state)
 {
     (void)state;
-    static const double epsilons[] = {0.01, 0.02, 0.05, 0.2};
-    const double halving = 40 / exp2(9), step = 1.0 / SELECTION_GRID_PER_OCTAVE;
+    static const double epsilons[] = {0.01, 0.02, 0.05, 0.2}, lengths[] = {0.0004, 0.00085, 0.002, 0.02};
+    const double step = 1.0 / SELECTION_GRID_PER_OCTAVE;
     for (uint32_t seed = 0; seed < 12; seed++) {
         struct fixture fixture;
         struct slow slow;
         fixture_init(&fixture, seed % 2 ? SCORES_NORMAL : SCORES_PEAKED, 3, 5 + seed * 3, seed);
-        slow_init(&slow, &fixture);
+        slow_init(&slow, &fixture, POLICY_SELECTOR_MASS);
         for (size_t i = 0; i < sizeof epsilons / sizeof epsilons[0]; i++) {
-            double low = 0, high = 40;
-            for (int k = 0; k < 9; k++) {
-                double middle = (low + high) / 2;
-                bool enough = slow_deviation(&slow, slow.top * exp2(-middle)) <= epsilons[i];
-                *(enough ? &high : &low) = middle;
-            }
-            fixture_run(&fixture, kernels_get(KERNELS_ISA_AUTO), POLICY_SELECTOR_DEVIATION, (float)epsilons[i], true);
-            uint32_t n_kept = fixture.item.n_kept;
-            double least = INFINITY;
-            for (size_t j = 0; j < (size_t)fixture.n_blocks * 64; j++)
-                least = selected(&fixture, j) ? fmin(least, slow.w[j]) : least;
-            assert_true(slow_deviation(&slow, least) <= epsilons[i] + ROUNDING);
-            if (n_kept == 0)
-                continue; /* the simulation keeps the largest even then */
-            assert_true(n_kept >= n_at_least(&slow, slow.top * exp2(halving + 1e-5 - high)));
-            assert_true(n_kept <= n_at_least(&slow, slow.top * exp2(-high - step - 1e-5)));
+            simulate_deviation(&fixture, POLICY_SELECTOR_DEVIATION, epsilons[i]);
+            simulate_deviation(&fixture, POLICY_SELECTOR_L2, lengths[i]);
         }
         for (double p = 0.5; p < 0.99; p += 0.12) { /* kept: everything before the sum has reached p */
             fixture_run(&fixture, kernels_get(KERNELS_ISA_AUTO), POLICY_SELECTOR_MASS, (float)p, true);
@@ -328,6 +347,7 @@ static void known_counts(void **state)
         fixture_init(&fixture, SCORES_EQUAL, 3, 7, 2);
         const uint32_t n_old = 7 * 64 - LAYOUT_N_SINKS;
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.0f), 0); /* means say it all */
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.0f), 0);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_MASS, 0.0f), 0);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_MASS, 0.01f), n_old); /* ties are kept */
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_MASS, 1.0f), n_old);
@@ -338,6 +358,8 @@ static void known_counts(void **state)
         fixture_update(&fixture);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.0f), 7 * 4);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 2.0f), 0);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.0f), 7 * 4);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 2.0f), 0);
         for (uint32_t block = 0; block < 7; block++)
             assert_int_equal((kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.0f), fixture.masks[block]),
                              0x0200020002000200);
@@ -346,12 +368,15 @@ static void known_counts(void **state)
         fixture_init(&fixture, SCORES_DOMINANT, 1, 3, 2);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.02f), 1);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_MASS, 0.95f), 1);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.01f), 1);
         fixture_fini(&fixture);
 
         fixture_init(&fixture, SCORES_EXACT, 3, 4, 2); /* old tokens have 1e-10 of the mass */
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.0001f), 0);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_MASS, 0.99f), 0);
         assert_true(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.0f) > 0);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.0001f), 0);
+        assert_true(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.0f) > 0);
         fixture_fini(&fixture);
 
         fixture_init(&fixture, SCORES_WIDE, 1, 1, 2); /* weights so small that only 0 is a bound for them */
@@ -359,7 +384,36 @@ static void known_counts(void **state)
             fixture.scores[j] = -60 - (float)(j % 7);
         fixture_update(&fixture);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.0f),
-                         60 - 9); /* all but the lowest level */
+                         60 - 9);                                                   /* all but the lowest level */
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.0f), 60 - 9); /* no square of theirs is lost */
+        fixture_fini(&fixture);
+    }
+}
+
+/* Two heads, each with one token that stands out: by means both are half of a weight, by root mean squares 0.7 of it. */
+static void roots_and_lengths_by_hand(void **state)
+{
+    (void)state;
+    for (const struct kernels *const *table = fixture_tables(); *table != NULL; table++) {
+        struct fixture fixture;
+        fixture_init(&fixture, SCORES_LAST, 2, 3, 2);
+        const size_t n = 3 * 64;
+        for (size_t j = 0; j < 2 * n; j++)
+            fixture.scores[j] = -INFINITY;
+        for (uint32_t j = 0; j < 2 * FIXTURE_MAX_EXACT; j++)
+            fixture.exact_scores[j] = -INFINITY;
+        fixture.exact_scores[0] = fixture.exact_scores[FIXTURE_MAX_EXACT] = 0;
+        fixture.scores[70] = logf(0.25f);      /* w of head 0: 0.2 */
+        fixture.scores[n + 130] = logf(0.25f); /* w of head 1: 0.2 */
+        fixture_update(&fixture);
+        /* w = 0.2 / sqrt(2); in each of two blocks w^2 (63 / 64) about the mean: together w sqrt(63 / 32) */
+        const float length = 0.2f / sqrtf(2.0f) * sqrtf(63.0f / 32.0f);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, length * 1.0001f), 0);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, length * 0.9999f), 2);
+        /* w = 0.1; in each block w (1 - 1 / 64) and 63 times w / 64: together 4 w 63 / 64 */
+        const float deviation = 0.4f * 63.0f / 64.0f;
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, deviation * 1.0001f), 0);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, deviation * 0.9999f), 2);
         fixture_fini(&fixture);
     }
 }
@@ -383,6 +437,7 @@ static void nothing_has_a_weight(void **state)
             fixture.exact_scores[j] = -INFINITY;
         fixture.scores[2 * n - 1] = 20.0f;
         fixture_update(&fixture);
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.001f), 1);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.02f), 1);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_MASS, 0.9f), 1);
         assert_true(fixture.masks[2] == UINT64_C(1) << 63);
@@ -401,6 +456,8 @@ static void an_infinite_score_takes_everything(void **state)
         fixture.scores[100] = INFINITY;
         fixture_update(&fixture);
         assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_DEVIATION, 0.02f), 1);
+        assert_true(selected(&fixture, 100));
+        assert_int_equal(kept(&fixture, *table, POLICY_SELECTOR_L2, 0.001f), 1);
         assert_true(selected(&fixture, 100));
         assert_true(fixture.references[0] == FLT_MAX && fixture.weights[0] == 1.0f && fixture.masses[0] == 0);
         fixture_fini(&fixture);
@@ -424,6 +481,7 @@ int main(void)
         cmocka_unit_test(as_the_simulation_does),
         cmocka_unit_test(full_takes_every_old_token),
         cmocka_unit_test(known_counts),
+        cmocka_unit_test(roots_and_lengths_by_hand),
         cmocka_unit_test(nothing_has_a_weight),
         cmocka_unit_test(an_infinite_score_takes_everything),
     };

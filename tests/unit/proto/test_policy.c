@@ -52,8 +52,9 @@ static void every_form_is_understood(void **state)
                   {"pq8", POLICY_CODEC_PQ, 8, 4096},      {"pq2/256", POLICY_CODEC_PQ, 2, 256},
                   {"pq4/512", POLICY_CODEC_PQ, 4, 512},   {"pq8/1024", POLICY_CODEC_PQ, 8, 1024},
                   {"pq2/2048", POLICY_CODEC_PQ, 2, 2048}, {"pq4/4096", POLICY_CODEC_PQ, 4, 4096}};
-    static const char *const selectors[] = {"mass", "deviation"};
-    static const enum policy_selector selector_values[] = {POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION};
+    static const char *const selectors[] = {"mass", "deviation", "l2"};
+    static const enum policy_selector selector_values[] = {POLICY_SELECTOR_MASS, POLICY_SELECTOR_DEVIATION,
+                                                           POLICY_SELECTOR_L2};
     static const struct {
         const char *text;
         bool weights, tail;
@@ -67,7 +68,7 @@ static void every_form_is_understood(void **state)
                    {",weights,notail,fastgen=1", true, false, 1},
                    {",fastgen=.5,weights", true, true, 0.5f}};
     for (size_t codec = 0; codec < sizeof(codecs) / sizeof(codecs[0]); codec++) {
-        for (size_t selector = 0; selector < 2; selector++) {
+        for (size_t selector = 0; selector < sizeof(selectors) / sizeof(selectors[0]); selector++) {
             for (size_t ending = 0; ending < sizeof(endings) / sizeof(endings[0]); ending++) {
                 char name[64];
                 snprintf(name, sizeof(name), "%s,%s=0.25%s", codecs[codec].name, selectors[selector],
@@ -106,6 +107,8 @@ static void numbers_are_read_exactly(void **state)
         expect(good[i].name, TERMS(ROT2, MASS, good[i].value));
     expect("rot2,deviation=2", TERMS(ROT2, DEVIATION, 2));
     expect("rot2,deviation=1.99", TERMS(ROT2, DEVIATION, 1.99f));
+    expect("rot2,l2=0.00085", TERMS(ROT2, L2, 0.00085f));
+    expect("rot2,l2=2", TERMS(ROT2, L2, 2));
     expect("rot2,mass=1,fastgen=0.0000000001", TERMS(ROT2, MASS, 1, .fastgen = 1e-10f));
     expect("rot2,mass=1,fastgen=1.000", TERMS(ROT2, MASS, 1, .fastgen = 1));
     expect("rot2,mass=1,fastgen=0.995", TERMS(ROT2, MASS, 1, .fastgen = 0.995f));
@@ -297,7 +300,7 @@ static void sentences_say_what_is_wrong(void **state)
     (void)state;
     static const char *const forms =
         "hcattention-12.5, full, or f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,";
-    static const char *const selectors = "there is: deviation=0..2|mass=0..1";
+    static const char *const selectors = "there is: deviation=0..2|mass=0..1|l2=0..2";
     static const char *const pq = "D = 2, 4 or 8 dimensions and C = 256..4096 centroids, a power of two";
     static const char *const options = "behind the selector there is: weights, notail, fastgen=0..1";
     static const char *const recovery = "the recovery is a number above 0, at most 1";
@@ -309,6 +312,8 @@ static void sentences_say_what_is_wrong(void **state)
         {"rot2,half=1", "\"half=1\"", selectors},
         {"rot2,mass=7", "\"mass=7\"", "0..1"},
         {"rot2,mass=0.00000000001", "\"mass=0.00000000001\"", "at most 12 characters"},
+        {"rot2,l2=2.1", "\"l2=2.1\"", "0..2"},
+        {"rot2,l2", "\"l2\"", selectors},
         {"rot2,deviation=7", "\"deviation=7\"", "0..2"},
         {"pq3,mass=0.5", "\"pq3\"", pq},
         {"pq2/100,mass=0.5", "\"pq2/100\"", pq},
