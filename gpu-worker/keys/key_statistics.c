@@ -17,7 +17,7 @@
 #include "kernels/kernels.h"
 
 #define FILE_MAGIC   0x54534348u /* "HCST" */
-#define FILE_VERSION 2u
+#define FILE_VERSION 3u
 
 struct file_header {
     uint32_t magic, version;

@@ -21,7 +21,7 @@
 #include "gpu-worker/train/train_texts.h"
 
 enum {
-    MAX_TOKENS = 8192, /* moments change little with more: seconds on a small model */
+    MAX_TOKENS = 4096, /* moments change little with more: seconds on a small model */
     CONTEXT = 1024,    /* where in a long context a text stands is made up for: train_rotate.h */
     MATRIX_ROWS = 16   /* of an item: its sums of a block stay in the first-level cache */
 };

@@ -24,7 +24,7 @@ static int make(struct run_request *r, void **state, struct run **ret_run)
 {
     struct tokenizer_fixture *fixture = *state;
     char sentence[160] = "";
-    int result = run_new(r, fixture->tokenizer, ret_run, sentence, sizeof(sentence));
+    int result = run_new(r, NULL, fixture->tokenizer, ret_run, sentence, sizeof(sentence));
     if (result < 0)
         assert_int_not_equal(strlen(sentence), 0); /* one clear line */
     return result;
