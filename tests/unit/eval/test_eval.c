@@ -315,16 +315,16 @@ static void test_rows_in_order(void **state)
     (void)state;
     struct worker_fixture *fixture = open_tiny();
     struct evaluation got = run(fixture, make_request(2, (const uint32_t[]){MAX_TEXT, 3 * CONTEXT},
-                                                      (const char *const[]){"default", "f16,mass=0.9", NULL}));
+                                                      (const char *const[]){"quality", "f16,mass=0.9", NULL}));
     assert_int_equal(got.result, 0);
     assert_int_equal(got.n_rows, 4);
     for (uint32_t i = 0; i < 4; i++) {
         assert_int_equal(got.rows[i].row.index, i);
         assert_string_equal(got.rows[i].text, i < 2 ? "text 0" : "text 1");
-        assert_string_equal(got.rows[i].preset, i % 2 == 0 ? "default" : "f16,mass=0.9");
+        assert_string_equal(got.rows[i].preset, i % 2 == 0 ? "quality" : "f16,mass=0.9");
     }
     assert_string_equal(got.rows[1].meaning, "f16,mass=0.9");
-    assert_string_not_equal(got.rows[0].meaning, "default");
+    assert_string_not_equal(got.rows[0].meaning, "quality");
     assert_memory_equal(&got.rows[0].row.full_perplexity, &got.rows[1].row.full_perplexity, sizeof(double));
     assert_memory_not_equal(&got.rows[0].row.full_perplexity, &got.rows[2].row.full_perplexity, sizeof(double));
     assert_non_null(strstr(got.sentence, "2 texts, 2 presets"));
@@ -407,7 +407,7 @@ static void test_cancelled(void **state)
     const size_t before = fixture->ops.bytes(fixture->backend);
     for (uint32_t n_slices = 0;; n_slices = 2 * n_slices + 1) {
         struct eval_request request = make_request(1, (const uint32_t[]){MAX_TEXT},
-                                                   (const char *const[]){"default", "rot4,mass=0.9,fastgen=0.5", NULL});
+                                                   (const char *const[]){"quality", "rot4,mass=0.9,fastgen=0.5", NULL});
         struct job job = {0};
         char sentence[JOB_SENTENCE_SIZE];
         int r = eval_job_new(&request, &job, sentence);
@@ -448,7 +448,7 @@ static void test_no_memory(void **state)
     for (;; n += step) {
         n_until_failure = n;
         struct evaluation got =
-            run(fixture, make_request(1, (const uint32_t[]){MAX_TEXT}, (const char *const[]){"default", NULL}));
+            run(fixture, make_request(1, (const uint32_t[]){MAX_TEXT}, (const char *const[]){"quality", NULL}));
         assert_int_equal(fixture->ops.bytes(fixture->backend), before);
         if (got.result == 0)
             break;

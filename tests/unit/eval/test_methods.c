@@ -221,7 +221,7 @@ static void look_at_it(struct methods_fixture *fixture, struct pass_tail_layer *
 static void test_asked_for_late(void **state)
 {
     (void)state;
-    const char *const names[] = {"quest=0.2", "default", "quality", "q8_0", "streaming", "h2o=0.2", NULL};
+    const char *const names[] = {"quest=0.2", "rot2,deviation=0.02", "quality", "q8_0", "streaming", "h2o=0.2", NULL};
     struct methods_fixture *fixture = methods_fixture_new(ROW_CODEC_F16);
     fixture->at_prompt = look_away;
     fixture->at_tail = look_at_it;
