@@ -316,7 +316,7 @@ static int end(struct training *training, const struct job_tools *tools, char *s
 {
     struct key_codebook *codebook = training->codebook;
     const struct train_codebook_request *request = &training->request;
-    char problem[JOB_SENTENCE_SIZE] = "", where[JOB_SENTENCE_SIZE] = "kept beside the model";
+    char problem[JOB_SENTENCE_SIZE] = "", where[160] = "kept beside the model";
     double error = 0, variance = 0;
     bool kept = false;
     codebook->seed = request->seed;
@@ -341,10 +341,10 @@ static int end(struct training *training, const struct job_tools *tools, char *s
         return r;
     }
     if (!kept)
-        snprintf(where, sizeof where, "not kept: %.120s",
+        snprintf(where, sizeof where, "not kept: %.100s",
                  problem[0] != '\0' ? problem : "there is no directory for it");
     snprintf(sentence, JOB_SENTENCE_SIZE,
-             "codebook pq%u/%u of %llu tokens, %u iterations at most, error %.3g %% of the keys' variance, %s",
+             "codebook pq%u/%u of %llu tokens, %u iterations at most, error %.3g %% of the keys' variance, %.116s",
              request->n_dims, request->n_centroids, (unsigned long long)training->texts->n_tokens, n_iterations,
              percent, where);
     return 0;
