@@ -12,10 +12,10 @@
 static const struct {
     const char *name, *meaning;
 } presets[] = {
-    {"default", "klt1,deviation=0.015"},
+    {"default", "klt1,l2=0.0006"},
     {"quality", "rot4,deviation=0.01"},
-    {"small", "klt0,deviation=0.02"},
-    {"tiny", "klt0,deviation=0.03"},
+    {"small", "klt0,l2=0.0008"},
+    {"tiny", "klt0,l2=0.00125"},
     {"hcattention-25", "pq2/4096,mass=0.9,weights,notail"},
     {"hcattention-12.5", "pq4/4096,mass=0.9,weights,notail"},
     {"full", "every old token is read"},

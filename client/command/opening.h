@@ -6,8 +6,8 @@
 
 /* What --policy takes; a test holds it against proto/policy.h. */
 #define OPENING_PRESETS                                                                                                \
-    "default (klt1,deviation=0.015), quality (rot4,deviation=0.01), small (klt0,deviation=0.02), tiny "                \
-    "(klt0,deviation=0.03), hcattention-25 (pq2/4096,mass=0.9,weights,notail), hcattention-12.5 "                      \
+    "default (klt1,l2=0.0006), quality (rot4,deviation=0.01), small (klt0,l2=0.0008), tiny "                           \
+    "(klt0,l2=0.00125), hcattention-25 (pq2/4096,mass=0.9,weights,notail), hcattention-12.5 "                          \
     "(pq4/4096,mass=0.9,weights,notail), full (every old token is read)"
 #define OPENING_GRAMMAR                                                                                                \
     "f16|rot4|rot3|rot2|pair3|pair2|pair1|klt2|klt1|klt0|pqD/C,"                                                       \

@@ -124,7 +124,7 @@ static void full_reads_everything(void **state)
 static void presets_are_short_for_forms(void **state)
 {
     (void)state;
-    expect("default", TERMS(KLT1, DEVIATION, 0.015f));
+    expect("default", TERMS(KLT1, L2, 0.0006f));
     expect("quality", TERMS(ROT4, DEVIATION, 0.01f));
     uint32_t n = 0;
     const char *name, *meaning;
