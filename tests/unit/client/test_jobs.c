@@ -297,8 +297,11 @@ static void test_trainings(void **state)
     struct hcattn_text text = {"own", "text of mine"};
     struct hcattn_train_codebook train = {.n_dims = 4, .n_centroids = 512, .seed = 7, .max_iterations = 9};
     assert_int_equal(hcattn_train_codebook(f->client, &train, NULL, 0, NULL, &f->error), 0);
+    end_fake(f); /* what it saw may be looked at */
     assert_int_equal(f->script.job, HCATTN__RUN_JOB__JOB_TRAIN_CODEBOOK);
     assert_string_equal(f->script.words, "0 4 512 7 9 0");
+    end(f);
+    f = begin((struct script){.n_rows = 0});
     struct hcattn_gather_statistics gather = {.texts = &text, .n_texts = 1, .again = true};
     assert_int_equal(hcattn_gather_statistics(f->client, &gather, NULL, 0, NULL, &f->error), 0);
     end_fake(f);
@@ -392,7 +395,10 @@ static void test_fork_with_a_policy(void **state)
     struct hcattn_fork fork = {.session = 1, .policy = "quality"};
     struct hcattn_forked forked;
     assert_int_equal(hcattn_fork(f->client, &fork, 0, &forked, &f->error), 0);
+    end_fake(f);
     assert_string_equal(f->script.words, "quality");
+    end(f);
+    f = begin((struct script){.n_rows = 0});
     fork.policy = NULL;
     assert_int_equal(hcattn_fork(f->client, &fork, 0, &forked, &f->error), 0);
     end_fake(f);
