@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "kernels/kernels.h"
 
 #define FILE_MAGIC   0x42434348u /* "HCCB" */
@@ -77,42 +78,13 @@ float *key_codebook_head(const struct key_codebook *codebook, uint32_t layer, ui
 
 /* ---- files ---- */
 
-/* As many bytes as asked, or -EBADMSG where the file ends before. */
-static int read_all(int file, void *bytes, size_t n_bytes)
-{
-    for (uint8_t *at = bytes; n_bytes > 0;) {
-        const ssize_t n = read(file, at, n_bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EBADMSG;
-        at += n;
-        n_bytes -= (size_t)n;
-    }
-    return 0;
-}
-
-static int write_all(int file, const void *bytes, size_t n_bytes)
-{
-    for (const uint8_t *at = bytes; n_bytes > 0;) {
-        const ssize_t n = write(file, at, n_bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        at += n;
-        n_bytes -= (size_t)n;
-    }
-    return 0;
-}
-
 /* Reads what follows the header; NULL: it is whole, otherwise what is wrong with it. */
 static const char *read_values(int file, const struct file_header *header, struct key_codebook *codebook, int *ret_r)
 {
     uint32_t crc = kernels_crc32c(0, header, sizeof *header), kept;
-    *ret_r = read_all(file, codebook->centroids, centroid_bytes(codebook));
+    *ret_r = file_read_all(file, codebook->centroids, centroid_bytes(codebook));
     if (*ret_r == 0)
-        *ret_r = read_all(file, &kept, sizeof kept);
+        *ret_r = file_read_all(file, &kept, sizeof kept);
     if (*ret_r < 0)
         return "it ends early";
     *ret_r = -EBADMSG;
@@ -132,7 +104,7 @@ static const char *read_file(int file, const struct row_shape *shape, const uint
 {
     struct file_header header;
     struct stat status;
-    *ret_r = read_all(file, &header, sizeof header);
+    *ret_r = file_read_all(file, &header, sizeof header);
     if (*ret_r < 0 || header.magic != FILE_MAGIC) {
         *ret_r = *ret_r < 0 ? *ret_r : -EBADMSG;
         return "it is no codebook";
@@ -210,11 +182,11 @@ int key_codebook_save(const struct key_codebook *codebook, const char *path)
     const int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file < 0)
         return -errno;
-    int r = write_all(file, &header, sizeof header);
+    int r = file_write_all(file, &header, sizeof header);
     if (r == 0)
-        r = write_all(file, codebook->centroids, centroid_bytes(codebook));
+        r = file_write_all(file, codebook->centroids, centroid_bytes(codebook));
     if (r == 0)
-        r = write_all(file, &crc, sizeof crc);
+        r = file_write_all(file, &crc, sizeof crc);
     if (r == 0 && fsync(file) < 0)
         r = -errno;
     if (close(file) < 0 && r == 0)

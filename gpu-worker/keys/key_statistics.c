@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "kernels/kernels.h"
 
 #define FILE_MAGIC   0x54534348u /* "HCST" */
@@ -104,32 +105,6 @@ struct key_statistics_head key_statistics_head(const struct key_statistics *stat
 
 /* ---- the file ---- */
 
-static int read_all(int fd, void *bytes, size_t n_bytes)
-{
-    for (size_t done = 0; done < n_bytes;) {
-        const ssize_t n = read(fd, (uint8_t *)bytes + done, n_bytes - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EBADMSG;
-        done += (size_t)n;
-    }
-    return 0;
-}
-
-static int write_all(int fd, const void *bytes, size_t n_bytes)
-{
-    for (size_t done = 0; done < n_bytes;) {
-        const ssize_t n = write(fd, (const uint8_t *)bytes + done, n_bytes - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        done += (size_t)n;
-    }
-    return 0;
-}
-
 __attribute__((format(printf, 4, 5))) static int refuse(int error, char *sentence, size_t sentence_size,
                                                         const char *format, ...)
 {
@@ -190,7 +165,7 @@ static int load(int fd, const char *path, const struct row_shape *shape, const u
         return refuse(-errno, sentence, sentence_size, "%s: %s", path, strerror(errno));
     if (!S_ISREG(status.st_mode) || status.st_size < (off_t)sizeof header)
         return refuse(-EBADMSG, sentence, sentence_size, "%s is not a file of key statistics", path);
-    int r = read_all(fd, &header, sizeof header);
+    int r = file_read_all(fd, &header, sizeof header);
     if (r == 0)
         r = check_header(path, &header, (uint64_t)status.st_size, shape, model_hash, sentence, sentence_size);
     else
@@ -205,9 +180,9 @@ static int load(int fd, const char *path, const struct row_shape *shape, const u
     statistics->n_tokens = header.n_tokens;
     statistics->text_hash = header.text_hash;
     const size_t n = n_values(statistics);
-    if ((r = read_all(fd, statistics->values, n * sizeof(float))) ||
-        (r = read_all(fd, statistics->samples, samples_bytes(statistics))) ||
-        (r = read_all(fd, &checksum, sizeof checksum))) {
+    if ((r = file_read_all(fd, statistics->values, n * sizeof(float))) ||
+        (r = file_read_all(fd, statistics->samples, samples_bytes(statistics))) ||
+        (r = file_read_all(fd, &checksum, sizeof checksum))) {
         key_statistics_free(statistics);
         return refuse(r, sentence, sentence_size, "%s cannot be read: %s", path, strerror(-r));
     }
@@ -269,10 +244,10 @@ static int save(int fd, const struct key_statistics *statistics)
     memcpy(written.model_hash, statistics->model_hash, sizeof written.model_hash);
     const uint32_t checksum = checksum_of(&written, statistics);
     int r;
-    if ((r = write_all(fd, &written, sizeof written)) ||
-        (r = write_all(fd, statistics->values, n_values(statistics) * sizeof(float))) ||
-        (r = write_all(fd, statistics->samples, samples_bytes(statistics))) ||
-        (r = write_all(fd, &checksum, sizeof checksum)))
+    if ((r = file_write_all(fd, &written, sizeof written)) ||
+        (r = file_write_all(fd, statistics->values, n_values(statistics) * sizeof(float))) ||
+        (r = file_write_all(fd, statistics->samples, samples_bytes(statistics))) ||
+        (r = file_write_all(fd, &checksum, sizeof checksum)))
         return r;
     return fsync(fd) == 0 ? 0 : -errno;
 }

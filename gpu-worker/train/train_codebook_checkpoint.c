@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "kernels/kernels.h"
 
 #define FILE_MAGIC   0x50434348u /* "HCCP" */
@@ -34,34 +35,6 @@ static size_t record_bytes(const struct train_codebook_checkpoint *checkpoint)
     return sizeof(struct record_header) + checkpoint->n_values * sizeof(float) + sizeof(uint32_t);
 }
 
-static bool read_all(int file, void *bytes, size_t n_bytes)
-{
-    for (uint8_t *at = bytes; n_bytes > 0;) {
-        const ssize_t n = read(file, at, n_bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        at += n;
-        n_bytes -= (size_t)n;
-    }
-    return true;
-}
-
-static bool write_all(int file, const void *bytes, size_t n_bytes)
-{
-    for (const uint8_t *at = bytes; n_bytes > 0;) {
-        const ssize_t n = write(file, at, n_bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        at += n;
-        n_bytes -= (size_t)n;
-    }
-    return true;
-}
-
 /* One record; false: there is none that is whole. */
 static bool read_record(struct train_codebook_checkpoint *checkpoint, struct train_codebook_space *spaces,
                         struct key_codebook *codebook)
@@ -70,7 +43,7 @@ static bool read_record(struct train_codebook_checkpoint *checkpoint, struct tra
     const uint8_t *values = checkpoint->record + sizeof(struct record_header);
     struct record_header header;
     uint32_t crc;
-    if (!read_all(checkpoint->file, checkpoint->record, n_bytes))
+    if (file_read_all(checkpoint->file, checkpoint->record, n_bytes) < 0)
         return false;
     memcpy(&header, checkpoint->record, sizeof header);
     memcpy(&crc, values + value_bytes, sizeof crc);
@@ -104,13 +77,13 @@ static bool read_file(struct train_codebook_checkpoint *checkpoint, const struct
     wanted.identity.version = FILE_VERSION;
     wanted.crc = kernels_crc32c(0, &wanted.identity, sizeof wanted.identity);
     off_t end = sizeof wanted;
-    if (read_all(checkpoint->file, &found, sizeof found) && memcmp(&found, &wanted, sizeof found) == 0) {
+    if (file_read_all(checkpoint->file, &found, sizeof found) == 0 && memcmp(&found, &wanted, sizeof found) == 0) {
         while (read_record(checkpoint, spaces, codebook))
             end += (off_t)record_bytes(checkpoint);
         return ftruncate(checkpoint->file, end) == 0 && lseek(checkpoint->file, end, SEEK_SET) == end;
     }
     return ftruncate(checkpoint->file, 0) == 0 && lseek(checkpoint->file, 0, SEEK_SET) == 0 &&
-           write_all(checkpoint->file, &wanted, sizeof wanted);
+           file_write_all(checkpoint->file, &wanted, sizeof wanted) == 0;
 }
 
 struct train_codebook_checkpoint *train_codebook_checkpoint_open(const char *path,
@@ -150,7 +123,7 @@ void train_codebook_checkpoint_save(struct train_codebook_checkpoint *checkpoint
         memcpy(checkpoint->record + sizeof header, codebook->centroids + i * checkpoint->n_values, value_bytes);
         const uint32_t crc = kernels_crc32c(0, checkpoint->record, n_bytes - sizeof crc);
         memcpy(checkpoint->record + sizeof header + value_bytes, &crc, sizeof crc);
-        checkpoint->broken = !write_all(checkpoint->file, checkpoint->record, n_bytes);
+        checkpoint->broken = file_write_all(checkpoint->file, checkpoint->record, n_bytes) < 0;
         spaces[i].saved = wrote = true;
     }
     if (wrote && fsync(checkpoint->file) < 0)
