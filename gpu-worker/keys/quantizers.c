@@ -249,44 +249,62 @@ static int load_codebook(struct quantizers *quantizers, const struct policy_term
     return r;
 }
 
+static struct made *find_made(const struct quantizers *quantizers, const struct policy_terms *terms)
+{
+    for (struct made *made = quantizers->made; made; made = made->next)
+        if (!made->stale && made->codec == terms->codec &&
+            (terms->codec != POLICY_CODEC_PQ ||
+             (made->n_dims == terms->n_dims && made->n_centroids == terms->n_centroids)))
+            return made;
+    return NULL;
+}
+
+/* What the terms' tables are made from: statistics stay loaded, a codebook is the caller's; *ret_codebook NULL: none needed. */
+static int load_source(struct quantizers *quantizers, const struct policy_terms *terms,
+                       struct key_codebook **ret_codebook, char *sentence, size_t sentence_size)
+{
+    *ret_codebook = NULL;
+    if (policy_codec_needs_statistics(terms->codec))
+        return load_statistics(quantizers, key_codec_find(terms->codec)->name, sentence, sentence_size);
+    if (terms->codec != POLICY_CODEC_PQ)
+        return 0;
+    if (terms->n_dims == 0 || quantizers->shape.head_dim % terms->n_dims != 0)
+        return fail(-EINVAL, sentence, sentence_size, "head_dim %u does not divide into sub-spaces of %u dimensions",
+                    quantizers->shape.head_dim, terms->n_dims);
+    return load_codebook(quantizers, terms, ret_codebook, sentence, sentence_size);
+}
+
 int quantizers_find(struct quantizers *quantizers, const struct policy_terms *terms,
                     const struct key_quantizer **ret_quantizer, char *sentence, size_t sentence_size)
 {
-    const bool is_pq = terms->codec == POLICY_CODEC_PQ;
-    struct key_codebook *codebook = NULL;
     const struct key_codec *codec = key_codec_find(terms->codec);
+    struct key_codebook *codebook;
     if (!codec) {
         *ret_quantizer = NULL;
         return 0;
     }
-    for (struct made *made = quantizers->made; made; made = made->next)
-        if (!made->stale && made->codec == terms->codec &&
-            (!is_pq || (made->n_dims == terms->n_dims && made->n_centroids == terms->n_centroids))) {
-            *ret_quantizer = &made->quantizer;
-            return 0;
-        }
-    if (is_pq && (terms->n_dims == 0 || quantizers->shape.head_dim % terms->n_dims != 0))
-        return fail(-EINVAL, sentence, sentence_size, "head_dim %u does not divide into sub-spaces of %u dimensions",
-                    quantizers->shape.head_dim, terms->n_dims);
-    int r = policy_codec_needs_statistics(terms->codec)
-                ? load_statistics(quantizers, codec->name, sentence, sentence_size)
-            : is_pq ? load_codebook(quantizers, terms, &codebook, sentence, sentence_size)
-                    : 0;
-    if (r)
-        return r;
-    struct made *made;
-    r = make(quantizers, terms, codebook, &made);
-    key_codebook_free(codebook);
-    if (r)
-        return fail(r, sentence, sentence_size, "no memory for the tables of %s keys", codec->name);
+    struct made *made = find_made(quantizers, terms);
+    if (!made) {
+        int r = load_source(quantizers, terms, &codebook, sentence, sentence_size);
+        if (r)
+            return r;
+        r = make(quantizers, terms, codebook, &made);
+        key_codebook_free(codebook);
+        if (r)
+            return fail(r, sentence, sentence_size, "no memory for the tables of %s keys", codec->name);
+    }
     *ret_quantizer = &made->quantizer;
     return 0;
 }
 
 bool quantizers_has(struct quantizers *quantizers, const struct policy_terms *terms)
 {
-    const struct key_quantizer *quantizer;
-    return quantizers_find(quantizers, terms, &quantizer, NULL, 0) == 0;
+    struct key_codebook *codebook = NULL;
+    if (!key_codec_find(terms->codec) || find_made(quantizers, terms))
+        return true;
+    const bool has = load_source(quantizers, terms, &codebook, NULL, 0) == 0;
+    key_codebook_free(codebook);
+    return has;
 }
 
 /* ---- taking ---- */

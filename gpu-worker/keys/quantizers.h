@@ -30,7 +30,7 @@ struct quantizers *quantizers_free(struct quantizers *quantizers); /* accepts NU
 int quantizers_find(struct quantizers *quantizers, const struct policy_terms *terms,
                     const struct key_quantizer **ret_quantizer, char *sentence, size_t sentence_size);
 
-/* Is what the terms need there (loaded, or as a file that is whole)? */
+/* Is what the terms need there (loaded, or as a file that is whole)? No tables are made. */
 bool quantizers_has(struct quantizers *quantizers, const struct policy_terms *terms);
 
 /*
