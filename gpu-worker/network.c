@@ -95,3 +95,21 @@ struct network *network_free(struct network *network)
     free(network);
     return NULL;
 }
+
+void network_after_attention(const struct network *network, uint32_t layer, const float *attention, uint32_t T,
+                             float *x, float *h, float *gate, float *up)
+{
+    const struct network_layer *weights = &network->layers[layer];
+    const struct backend_ops *ops = network->ops;
+    struct backend *backend = network->backend;
+    const struct model_shape *shape = &network->shape;
+    const struct weight *output = weights->attn_output, *down = weights->ffn_down;
+    const struct weight *const gate_up[] = {weights->ffn_gate, weights->ffn_up};
+    ops->matmul(backend, &output, 1, attention, T, &h);
+    ops->add(backend, x, h, (size_t)T * shape->n_embd);
+    ops->rms_norm(backend, x, T, shape->n_embd, weights->ffn_norm, shape->rms_eps, h);
+    ops->matmul(backend, gate_up, 2, h, T, (float *const[]){gate, up});
+    ops->swiglu(backend, gate, up, T, shape->n_ff);
+    ops->matmul(backend, &down, 1, gate, T, &h);
+    ops->add(backend, x, h, (size_t)T * shape->n_embd);
+}

@@ -30,3 +30,10 @@ int network_load(const struct backend_ops *ops, struct backend *backend, const s
                  void (*progress)(void *context, uint32_t n_done, uint32_t n_total), void *context,
                  struct network **ret_network, char *error, size_t error_size);
 struct network *network_free(struct network *network); /* accepts NULL, returns NULL */
+
+/*
+ * A layer from its attention on, for T rows: x [T][n_embd] += W_output attention [T][n_heads][head_dim], then += FFN(x). Device
+ * memory to work in: h [T][n_embd], gate and up [T][n_ff].
+ */
+void network_after_attention(const struct network *network, uint32_t layer, const float *attention, uint32_t T,
+                             float *x, float *h, float *gate, float *up);

@@ -116,7 +116,6 @@ static int run_layer(struct work *work, uint32_t layer)
     const struct model_shape *shape = work->shape;
     uint32_t T = work->n_rows;
     float *x = work->parts[PART_X], *h = work->parts[PART_H], *q = work->parts[PART_Q];
-    float *gate = work->parts[PART_GATE], *up = work->parts[PART_UP];
 
     work->layer = layer;
     ops->rms_norm(backend, x, T, shape->n_embd, weights->attn_norm, shape->rms_eps, h);
@@ -126,16 +125,8 @@ static int run_layer(struct work *work, uint32_t layer)
     int r = attend(work);
     if (r < 0 || layer + 1 == shape->n_layers)
         return r;
-    const struct weight *output = weights->attn_output;
-    ops->matmul(backend, &output, 1, work->parts[PART_ATTENTION], T, &h);
-    ops->add(backend, x, h, (size_t)T * shape->n_embd);
-    ops->rms_norm(backend, x, T, shape->n_embd, weights->ffn_norm, shape->rms_eps, h);
-    const struct weight *const gate_up[] = {weights->ffn_gate, weights->ffn_up};
-    ops->matmul(backend, gate_up, 2, h, T, (float *const[]){gate, up});
-    ops->swiglu(backend, gate, up, T, shape->n_ff);
-    const struct weight *down = weights->ffn_down;
-    ops->matmul(backend, &down, 1, gate, T, &h);
-    ops->add(backend, x, h, (size_t)T * shape->n_embd);
+    network_after_attention(network, layer, work->parts[PART_ATTENTION], T, x, h, work->parts[PART_GATE],
+                            work->parts[PART_UP]);
     return 0;
 }
 

@@ -205,8 +205,10 @@ bool step_add_row(struct step *step, struct run *run, uint32_t position, bool is
         .decode_index = is_decode ? step->n_decode : 0,
         .logits_index = wants_logits ? step->n_logits : 0,
     };
-    if (is_decode && !step_select_begin(step, row))
+    if (is_decode && !step_select_begin(step, row)) {
+        run_fail(run, -ENOMEM, "no memory to score the session's keys");
         return false;
+    }
     step->n_rows++;
     step->n_decode += is_decode;
     step->n_logits += wants_logits;
@@ -349,9 +351,6 @@ static int take_answers(struct step *step, struct step_half *half, const struct 
 static int run_after(struct step *step, struct step_half *half, uint32_t layer, const struct journal_listener *listener)
 {
     const struct network *network = step->network;
-    const struct network_layer *weights = &network->layers[layer];
-    const struct backend_ops *ops = network->ops;
-    struct backend *backend = network->backend;
     const struct model_shape *shape = &network->shape;
     uint32_t first = half->first, T = half->end - half->first;
     float *x = step->x + (size_t)first * shape->n_embd, *h = step->h + (size_t)first * shape->n_embd;
@@ -364,16 +363,8 @@ static int run_after(struct step *step, struct step_half *half, uint32_t layer, 
         r = step_prefill_attention(step, half, layer);
     if (r < 0)
         return r;
-    const struct weight *output = weights->attn_output;
-    ops->matmul(backend, &output, 1, step->attention + (size_t)first * shape->n_heads * shape->head_dim, T, &h);
-    ops->add(backend, x, h, (size_t)T * shape->n_embd);
-    ops->rms_norm(backend, x, T, shape->n_embd, weights->ffn_norm, shape->rms_eps, h);
-    const struct weight *const gate_up[] = {weights->ffn_gate, weights->ffn_up};
-    ops->matmul(backend, gate_up, 2, h, T, (float *const[]){gate, up});
-    ops->swiglu(backend, gate, up, T, shape->n_ff);
-    const struct weight *down = weights->ffn_down;
-    ops->matmul(backend, &down, 1, gate, T, &h);
-    ops->add(backend, x, h, (size_t)T * shape->n_embd);
+    network_after_attention(network, layer, step->attention + (size_t)first * shape->n_heads * shape->head_dim, T, x, h,
+                            gate, up);
     return 0;
 }
 

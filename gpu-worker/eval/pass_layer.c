@@ -188,22 +188,11 @@ void pass_attend(const struct pass *pass, uint32_t first, uint32_t n)
 void pass_finish(const struct pass *pass, uint32_t layer, float *x, const float *attention, uint32_t n)
 {
     const struct network *network = pass->tools.network;
-    const struct network_layer *weights = &network->layers[layer];
-    const struct backend_ops *ops = network->ops;
-    struct backend *backend = network->backend;
     const struct model_shape *shape = &network->shape;
     const struct pass_scratch *scratch = &pass->scratch;
-    const struct weight *output = weights->attn_output, *down = weights->ffn_down;
-    const struct weight *const gate_up[] = {weights->ffn_gate, weights->ffn_up};
     for (uint32_t i = 0, T; i < n; i += T) {
         T = n - i < PASS_MAX_ROWS ? n - i : PASS_MAX_ROWS;
-        float *to = x + (size_t)i * shape->n_embd, *h = scratch->h;
-        ops->matmul(backend, &output, 1, attention + (size_t)i * shape->n_heads * shape->head_dim, T, &h);
-        ops->add(backend, to, h, (size_t)T * shape->n_embd);
-        ops->rms_norm(backend, to, T, shape->n_embd, weights->ffn_norm, shape->rms_eps, h);
-        ops->matmul(backend, gate_up, 2, h, T, (float *const[]){scratch->gate, scratch->up});
-        ops->swiglu(backend, scratch->gate, scratch->up, T, shape->n_ff);
-        ops->matmul(backend, &down, 1, scratch->gate, T, &h);
-        ops->add(backend, to, h, (size_t)T * shape->n_embd);
+        network_after_attention(network, layer, attention + (size_t)i * shape->n_heads * shape->head_dim, T,
+                                x + (size_t)i * shape->n_embd, scratch->h, scratch->gate, scratch->up);
     }
 }
