@@ -77,7 +77,7 @@ struct hcattn_evaluate {
     uint32_t
         context;   /* tokens of each text that are used, whole blocks of 64; HCATTN_CONTEXT_EXCEEDED if it has fewer */
     uint32_t tail; /* the last so many are decoded, whole blocks */
-    const char *const *presets; /* policies (proto/policy.h) and baselines; or one "all" */
+    const char *const *presets; /* policies (proto/policy.h) and baselines; "all" are all of them; each counts once */
     size_t n_presets;
     bool attention; /* what happens inside the attention, too: takes longer */
 };

@@ -369,7 +369,8 @@ int engine_new(const struct engine_options *options, struct network *network, co
                                        .tokenizer = tokenizer,
                                        .quantizers = options->quantizers,
                                        .row_codec = options->row_codec,
-                                       .n_ctx = options->n_ctx};
+                                       .n_ctx = options->n_ctx,
+                                       .slice_us = JOB_SLICE_US};
     uint64_t request_bytes = step_request_bytes(&rows, shape->n_heads, &limits);
     uint64_t reply_bytes = step_reply_bytes(&rows, shape->n_heads, &limits);
     if (request_bytes > UINT32_MAX || reply_bytes > UINT32_MAX) {

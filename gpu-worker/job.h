@@ -3,7 +3,8 @@
  *
  * Owner      the engine, once it was given. Threads: made by the server thread (job_new of the kinds: cheap, no model work),
  *            everything else is the engine thread's.
- * Slices     advance() works for about JOB_SLICE_US and returns: sessions get their steps in between. Nothing waits.
+ * Slices     advance() works for about slice_us, does something however short that is, and returns: sessions get their steps in
+ *            between. Nothing waits.
  */
 #pragma once
 
@@ -29,6 +30,7 @@ struct job_tools {
     struct quantizers *quantizers;
     uint32_t row_codec; /* enum row_codec */
     uint32_t n_ctx;
+    uint32_t slice_us; /* JOB_SLICE_US; tests have their own */
 };
 
 /* What a slice has to tell; strings are the job's and valid until the next slice. */

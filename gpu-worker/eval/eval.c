@@ -20,6 +20,7 @@
 #include "gpu-worker/eval/eval_progress.h"
 #include "gpu-worker/model/tokenizer.h"
 #include "gpu-worker/network.h"
+#include "proto/policy.h"
 
 enum stage { CHECK_TEXTS, MAKE_METHODS, RUN_PASS, KEEP_FULL, RUN_TAIL, COMPARE, DONE };
 
@@ -355,7 +356,7 @@ static int advance(void *state, const struct job_tools *tools, struct job_report
     const uint64_t start = clock_now_us();
     uint64_t before = start, now = start;
     *report = (struct job_report){.phase = eval->phase};
-    while (eval->stage != DONE && report->row == NULL && now - start < JOB_SLICE_US) {
+    do {
         const enum stage stage = eval->stage;
         sentence[0] = '\0';
         int error = work(eval, tools, &report->row, sentence);
@@ -372,7 +373,7 @@ static int advance(void *state, const struct job_tools *tools, struct job_report
         if (stage >= RUN_PASS && eval->stage != stage) /* each such stage is a part, in this order */
             eval_progress_next(&eval->progress);
         before = now;
-    }
+    } while (eval->stage != DONE && report->row == NULL && now - start < tools->slice_us);
     eval->spent_us += now - start;
     describe(eval);
     report->done = eval_progress_done(&eval->progress, done_of_stage(eval));
@@ -406,9 +407,52 @@ static int check_request(const struct eval_request *request, char *sentence)
     return 0;
 }
 
+/* Each preset once. */
+static int add_preset(struct eval_request *request, const char *name)
+{
+    for (uint32_t i = 0; i < request->n_presets; i++)
+        if (strcmp(request->presets[i], name) == 0)
+            return 0;
+    char **presets = realloc(request->presets, (request->n_presets + 1) * sizeof *presets);
+    if (presets == NULL)
+        return -ENOMEM;
+    request->presets = presets;
+    presets[request->n_presets] = strdup(name);
+    return presets[request->n_presets] == NULL ? -ENOMEM : (request->n_presets++, 0);
+}
+
+/* Puts presets and baselines in the place of "all". */
+static int expand_all(struct eval_request *request)
+{
+    struct eval_request expanded = {0};
+    int error = 0;
+    for (uint32_t i = 0; error == 0 && i < request->n_presets; i++) {
+        const char *name, *meaning;
+        if (strcmp(request->presets[i], "all") != 0) {
+            error = add_preset(&expanded, request->presets[i]);
+            continue;
+        }
+        for (uint32_t k = 0; error == 0 && (name = policy_preset(k, &meaning)) != NULL; k++)
+            error = add_preset(&expanded, name);
+        for (uint32_t k = 0; error == 0 && (name = methods_baseline_name(k)) != NULL; k++)
+            error = add_preset(&expanded, name);
+    }
+    if (error == 0) {
+        char **before = request->presets;
+        const uint32_t n_before = request->n_presets;
+        request->presets = expanded.presets;
+        request->n_presets = expanded.n_presets;
+        expanded.presets = before;
+        expanded.n_presets = n_before;
+    }
+    free_request(&expanded);
+    return error;
+}
+
 int eval_job_new(struct eval_request *request, struct job *ret_job, char *sentence)
 {
     int error = check_request(request, sentence);
+    error = error == 0 ? expand_all(request) : error;
     struct eval *eval = error != 0 ? NULL : calloc(1, sizeof *eval);
     if (eval == NULL) {
         free_request(request);

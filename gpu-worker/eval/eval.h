@@ -29,7 +29,7 @@ struct eval_request {
     uint32_t n_texts;
     struct job_text *texts;
     uint32_t context, tail; /* tokens, multiples of 64, 0 < tail < context */
-    uint32_t n_presets;
+    uint32_t n_presets;     /* what is named again counts once; "all": all presets and baselines */
     char **presets;
     bool attention;
 };

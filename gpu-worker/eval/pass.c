@@ -169,9 +169,9 @@ int pass_advance(struct pass *pass)
         uint64_t begin = clock_now_us();
         pass->error = advance_rows(pass);
         uint64_t now = clock_now_us();
-        if (now - begin > JOB_SLICE_US && pass->max_rows > LAYOUT_BLOCK_TOKENS)
+        if (now - begin > pass->tools.slice_us && pass->max_rows > LAYOUT_BLOCK_TOKENS)
             pass->max_rows /= 2;
-        if (now - start > JOB_SLICE_US / 2)
+        if (now - start > pass->tools.slice_us / 2)
             break;
     }
     if (pass->error < 0)

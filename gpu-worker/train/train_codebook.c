@@ -3,7 +3,9 @@
  * model, keys kept in half precision, then k-means for every layer, KV head and sub-space.
  *
  * Owner      job.h. Threads: the engine thread; the pool trains as many sub-spaces at once as it has threads.
- * Memory     keys of up to MAX_TOKENS tokens, MAX_KEY_BYTES; one struct kmeans a thread.
+ * Samples    a text has few tokens for thousands of centroids, and stands at the beginning of a context: each key counts several
+ *            times, as it would be at other places of a long one (train_rotate.h).
+ * Memory     keys of up to MAX_SAMPLES tokens, MAX_KEY_BYTES; one struct kmeans a thread.
  * Invariant  a sub-space's centroids follow from the texts, the sizes and its own seed: neither the number of threads nor an
  *            interruption changes them. What is finished is in the checkpoint (train_codebook_checkpoint.h); keys are collected
  *            again.
@@ -23,12 +25,13 @@
 #include "gpu-worker/train/kmeans.h"
 #include "gpu-worker/train/train.h"
 #include "gpu-worker/train/train_codebook_checkpoint.h"
+#include "gpu-worker/train/train_rotate.h"
 #include "gpu-worker/train/train_texts.h"
 #include "kernels/half.h"
 
 enum {
-    MAX_TOKENS = 40000,
-    MIN_TOKENS = 4096, /* however large the model's keys are */
+    MAX_SAMPLES = 40000, /* of a sub-space */
+    MIN_TOKENS = 4096,   /* however large the model's keys are */
     DEFAULT_ITERATIONS = 200,
     USUAL_ITERATIONS = 60, /* until nothing improves; for the estimate of what is done */
     SAVE_US = 20000000,
@@ -53,6 +56,8 @@ struct training {
     uint64_t begun_us;
     uint16_t *keys; /* [layer][kv_head][n_tokens][head_dim] halves */
     /* training; slots NULL: not yet */
+    const struct backend_rope *rope;
+    uint32_t n_offsets, n_places; /* where a key could stand; of these, how many count */
     uint32_t n_spaces, n_slots;
     struct slot *slots;
     struct train_codebook_space *spaces; /* [n_spaces] */
@@ -68,6 +73,11 @@ struct training {
 static uint32_t spaces_of_head(const struct training *training)
 {
     return training->shape.head_dim / training->request.n_dims;
+}
+
+static uint32_t n_samples(const struct training *training)
+{
+    return (uint32_t)training->texts->n_tokens * training->n_places;
 }
 
 static uint16_t *keys_of(const struct training *training, uint32_t head)
@@ -113,11 +123,18 @@ static int begin(struct training *training, const struct job_tools *tools, char 
     };
     const uint64_t token_bytes = (uint64_t)shape->n_layers * shape->n_kv_heads * shape->head_dim * sizeof(uint16_t);
     uint64_t max_tokens = MAX_KEY_BYTES / token_bytes;
-    max_tokens = max_tokens > MAX_TOKENS ? MAX_TOKENS : max_tokens < MIN_TOKENS ? MIN_TOKENS : max_tokens;
+    max_tokens = max_tokens > MAX_SAMPLES ? MAX_SAMPLES : max_tokens < MIN_TOKENS ? MIN_TOKENS : max_tokens;
     int r = train_texts_new(tools, training->request.texts, training->request.n_texts, TRAIN_CONTEXT, max_tokens,
                             &training->texts, sentence);
     if (r < 0)
         return r;
+    training->rope = &tools->network->rope;
+    training->n_offsets = train_texts_n_offsets(training->texts, tools);
+    training->n_places = MAX_SAMPLES / (uint32_t)training->texts->n_tokens;
+    if (training->n_places > training->n_offsets)
+        training->n_places = training->n_offsets;
+    if (training->n_places == 0)
+        training->n_places = 1;
     training->n_spaces = shape->n_layers * shape->n_kv_heads * spaces_of_head(training);
     training->begun_us = clock_now_us();
     training->keys = malloc(training->texts->n_tokens * token_bytes);
@@ -168,7 +185,7 @@ static int visit(void *context, const struct pass_layer *layer)
 static double training_us(const struct training *training, uint32_t n_threads)
 {
     const uint32_t n_dims = training->request.n_dims;
-    const double n = (double)training->texts->n_tokens, batch = n < KMEANS_BATCH ? n : KMEANS_BATCH;
+    const double n = n_samples(training), batch = n < KMEANS_BATCH ? n : KMEANS_BATCH;
     const double full_us = n_dims == 2 ? 0.12 : n_dims == 4 ? 0.25 : 0.9; /* among 4096 */
     const double search_us = full_us * (0.4 + 0.6 * training->request.n_centroids / 4096.0);
     return training->n_spaces * (USUAL_ITERATIONS * batch + 2 * n) * search_us / n_threads;
@@ -210,7 +227,7 @@ static int collect(struct training *training, const struct job_tools *tools)
 static int begin_training(struct training *training, const struct job_tools *tools)
 {
     const struct train_codebook_request *request = &training->request;
-    const uint32_t n_threads = pool_n_threads(tools->pool), n_samples = (uint32_t)training->texts->n_tokens;
+    const uint32_t n_threads = pool_n_threads(tools->pool);
     const uint8_t *hash = quantizers_model_hash(tools->quantizers);
     training->n_slots = n_threads < training->n_spaces ? n_threads : training->n_spaces;
     training->spaces = calloc(training->n_spaces, sizeof *training->spaces);
@@ -218,7 +235,7 @@ static int begin_training(struct training *training, const struct job_tools *too
     training->slots = slots;
     int r = slots == NULL || training->spaces == NULL ? -ENOMEM : 0;
     for (uint32_t i = 0; r == 0 && i < training->n_slots; i++)
-        r = kmeans_new(codec_pq_kernels(tools->kernels), request->n_dims, request->n_centroids, n_samples,
+        r = kmeans_new(codec_pq_kernels(tools->kernels), request->n_dims, request->n_centroids, n_samples(training),
                        &slots[i].kmeans);
     if (r == 0)
         r = key_codebook_new(&training->shape, hash, request->n_dims, request->n_centroids, &training->codebook);
@@ -231,9 +248,10 @@ static int begin_training(struct training *training, const struct job_tools *too
                                                .n_dims = request->n_dims,
                                                .n_centroids = request->n_centroids,
                                                .max_iterations = request->max_iterations,
+                                               .n_offsets = training->n_offsets,
                                                .seed = request->seed,
                                                .text_hash = training->texts->hash,
-                                               .n_samples = n_samples};
+                                               .n_samples = n_samples(training)};
     char path[PATH_MAX] = "";
     memcpy(identity.model_hash, hash, sizeof identity.model_hash);
     quantizers_checkpoint_path(tools->quantizers, request->n_dims, request->n_centroids, path, sizeof path);
@@ -253,7 +271,7 @@ static uint64_t seed_of(uint64_t seed, uint32_t space)
 /* false: there is no sub-space left. */
 static bool take_space(struct training *training, struct slot *slot)
 {
-    const uint32_t n_dims = training->request.n_dims, n = (uint32_t)training->texts->n_tokens;
+    const uint32_t n_dims = training->request.n_dims, n_tokens = (uint32_t)training->texts->n_tokens;
     uint32_t space;
     do
         space = atomic_fetch_add(&training->next, 1);
@@ -262,13 +280,20 @@ static bool take_space(struct training *training, struct slot *slot)
         atomic_store(&training->next, training->n_spaces); /* it does not run on for ever */
         return false;
     }
-    const uint16_t *keys =
-        keys_of(training, space / spaces_of_head(training)) + (size_t)(space % spaces_of_head(training)) * n_dims;
-    float *samples = kmeans_samples(slot->kmeans);
-    for (uint32_t t = 0; t < n; t++, keys += training->shape.head_dim)
-        for (uint32_t i = 0; i < n_dims; i++)
-            *samples++ = half_decode(keys[i]);
-    kmeans_begin(slot->kmeans, n, seed_of(training->request.seed, space), training->request.max_iterations);
+    const uint32_t first = space % spaces_of_head(training) * n_dims;
+    const uint16_t *keys = keys_of(training, space / spaces_of_head(training)) + first;
+    float *sample = kmeans_samples(slot->kmeans);
+    for (uint32_t i = 0; i < n_samples(training); i++, sample += n_dims) {
+        for (uint32_t j = 0; j < n_dims; j++)
+            sample[j] = half_decode(keys[(size_t)(i % n_tokens) * training->shape.head_dim + j]);
+        if (training->n_places == 1)
+            continue;
+        train_rotate(training->rope, train_rotate_offset(i, training->n_offsets), first / 2, n_dims / 2, sample);
+        for (uint32_t j = 0; j < n_dims; j++)
+            sample[j] = codec_pq_cleaned(sample[j], PQ_KEY_LARGEST);
+    }
+    kmeans_begin(slot->kmeans, n_samples(training), seed_of(training->request.seed, space),
+                 training->request.max_iterations);
     slot->space = space;
     slot->busy = true;
     return true;
@@ -280,24 +305,25 @@ static void train_slot(void *context, uint32_t item, uint32_t thread)
     struct training *training = context;
     struct slot *slot = &training->slots[item];
     const size_t n_values = (size_t)training->request.n_centroids * training->request.n_dims;
-    while (clock_now_us() < training->deadline_us && (slot->busy || take_space(training, slot))) {
-        struct train_codebook_space *space = &training->spaces[slot->space];
+    do {
         struct kmeans_result result;
+        if (!slot->busy && !take_space(training, slot))
+            return;
         if (kmeans_advance(slot->kmeans))
             continue;
         memcpy(training->codebook->centroids + slot->space * n_values, kmeans_centroids(slot->kmeans, &result),
                n_values * sizeof(float));
-        *space = (struct train_codebook_space){
+        training->spaces[slot->space] = (struct train_codebook_space){
             .done = true, .n_iterations = result.n_iterations, .error = result.error, .variance = result.variance};
         slot->busy = false;
-    }
+    } while (clock_now_us() < training->deadline_us);
 }
 
 /* 1: there is more. */
 static int train(struct training *training, const struct job_tools *tools)
 {
     uint32_t n_done = 0;
-    training->deadline_us = clock_now_us() + JOB_SLICE_US;
+    training->deadline_us = clock_now_us() + tools->slice_us;
     pool_run(tools->pool, training->n_slots, train_slot, training);
     if (clock_now_us() - training->saved_us > SAVE_US) {
         train_codebook_checkpoint_save(training->checkpoint, training->spaces, training->codebook);
@@ -321,7 +347,7 @@ static int end(struct training *training, const struct job_tools *tools, char *s
     bool kept = false;
     codebook->seed = request->seed;
     codebook->text_hash = training->texts->hash;
-    codebook->n_samples = training->texts->n_tokens;
+    codebook->n_samples = n_samples(training);
     for (uint32_t i = 0; i < training->n_spaces; i++) {
         const struct train_codebook_space *space = &training->spaces[i];
         error += space->error;

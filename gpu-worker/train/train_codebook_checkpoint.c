@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 
 #define FILE_MAGIC   0x50434348u /* "HCCP" */
-#define FILE_VERSION 1u
+#define FILE_VERSION 2u
 
 struct record_header {
     uint32_t space, n_iterations;

@@ -18,8 +18,7 @@
 struct train_codebook_identity {
     uint32_t magic, version; /* filled in by _open() */
     uint32_t n_layers, n_kv_heads, head_dim, row_codec, n_dims, n_centroids;
-    uint32_t max_iterations;
-    uint32_t padding;
+    uint32_t max_iterations, n_offsets;
     uint8_t model_hash[16];
     uint64_t seed, text_hash, n_samples;
 };

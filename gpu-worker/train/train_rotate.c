@@ -23,13 +23,19 @@ static double complex mean_turn(double frequency, uint32_t n_offsets)
     return length * cos(angle) + length * sin(angle) * I;
 }
 
-void train_rotate(const struct backend_rope *rope, uint32_t offset, float *x)
+uint32_t train_rotate_offset(uint64_t number, uint32_t n_offsets)
 {
-    for (uint32_t pair = 0; pair < rope->n_rotated / 2; pair++) {
-        double angle = offset * frequency_of(rope, pair), c = cos(angle), s = sin(angle);
-        double even = (double)x[2 * pair], odd = (double)x[2 * pair + 1];
-        x[2 * pair] = (float)(even * c - odd * s);
-        x[2 * pair + 1] = (float)(even * s + odd * c);
+    const double golden = 0.61803398874989484820, place = golden * (double)number;
+    return (uint32_t)((place - floor(place)) * n_offsets);
+}
+
+void train_rotate(const struct backend_rope *rope, uint32_t offset, uint32_t first_pair, uint32_t n_pairs, float *x)
+{
+    for (uint32_t i = 0; i < n_pairs && first_pair + i < rope->n_rotated / 2; i++, x += 2) {
+        const double angle = offset * frequency_of(rope, first_pair + i), c = cos(angle), s = sin(angle);
+        const double even = (double)x[0], odd = (double)x[1];
+        x[0] = (float)(even * c - odd * s);
+        x[1] = (float)(even * s + odd * c);
     }
 }
 

@@ -7,7 +7,6 @@
  * Precision  products of a block of 64 positions are summed in float, blocks in double.
  */
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,12 +104,10 @@ static void keep_sample(const struct layer_job *job, uint32_t kv_head, uint64_t 
 {
     const struct gathering *gathering = job->gathering;
     const struct job_tools *tools = pass_tools(job->layer->pass);
-    const double golden = 0.61803398874989484820;
     uint32_t d = gathering->shape.head_dim;
-    double place = golden * (double)sample;
     float turned[KERNELS_MAX_HEAD_DIM];
     memcpy(turned, key, d * sizeof(*turned));
-    train_rotate(&tools->network->rope, (uint32_t)((place - floor(place)) * gathering->n_offsets), turned);
+    train_rotate(&tools->network->rope, train_rotate_offset(sample, gathering->n_offsets), 0, d / 2, turned);
     tools->kernels->f16_encode(turned, d,
                                key_statistics_samples(gathering->statistics, job->layer->layer, kv_head) + sample * d);
 }
@@ -189,15 +186,6 @@ static int begin_samples(struct gathering *gathering, const struct job_tools *to
                                        (uint32_t)((n_keys + gathering->sample_step - 1) / gathering->sample_step));
 }
 
-static void find_offsets(struct gathering *gathering, const struct job_tools *tools)
-{
-    uint32_t longest = 0, n_ctx = tools->network->shape.n_ctx_train;
-    n_ctx = tools->n_ctx > n_ctx ? tools->n_ctx : n_ctx;
-    for (uint32_t i = 0; i < gathering->texts->n_contexts; i++)
-        longest = gathering->texts->contexts[i].n > longest ? gathering->texts->contexts[i].n : longest;
-    gathering->n_offsets = n_ctx > longest ? n_ctx - longest + 1 : 1;
-}
-
 static int begin(struct gathering *gathering, const struct job_tools *tools, char *sentence)
 {
     const struct model_shape *shape = &tools->network->shape;
@@ -216,7 +204,7 @@ static int begin(struct gathering *gathering, const struct job_tools *tools, cha
                             &gathering->texts, sentence);
     if (r < 0)
         return r;
-    find_offsets(gathering, tools);
+    gathering->n_offsets = train_texts_n_offsets(gathering->texts, tools);
     return begin_samples(gathering, tools);
 }
 

@@ -100,6 +100,15 @@ static int cut(struct train_texts *texts, const struct job_tools *tools, struct 
     return 0;
 }
 
+uint32_t train_texts_n_offsets(const struct train_texts *texts, const struct job_tools *tools)
+{
+    uint32_t longest = 0, n_ctx = tools->network->shape.n_ctx_train;
+    n_ctx = tools->n_ctx > n_ctx ? tools->n_ctx : n_ctx;
+    for (uint32_t i = 0; i < texts->n_contexts; i++)
+        longest = texts->contexts[i].n > longest ? texts->contexts[i].n : longest;
+    return n_ctx > longest ? n_ctx - longest + 1 : 1;
+}
+
 int train_texts_new(const struct job_tools *tools, const struct job_text *given, uint32_t n_given, uint32_t max_context,
                     uint64_t max_tokens, struct train_texts **ret_texts, char *sentence)
 {

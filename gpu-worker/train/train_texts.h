@@ -29,4 +29,6 @@ struct train_texts {
  */
 int train_texts_new(const struct job_tools *tools, const struct job_text *texts, uint32_t n_texts, uint32_t max_context,
                     uint64_t max_tokens, struct train_texts **ret_texts, char *sentence);
+/* Offsets at which every context could have begun, in the model's context or the worker's if that is longer; at least 1. */
+uint32_t train_texts_n_offsets(const struct train_texts *texts, const struct job_tools *tools);
 struct train_texts *train_texts_free(struct train_texts *texts); /* accepts NULL, returns NULL */

@@ -2,8 +2,11 @@
  * test_evaluations.c - jobs of the worker by RPC: evaluations, statistics, codebooks; beside sessions, cancelled, and with
  * processes that die.
  */
+#include <jansson.h>
+
 #include "client/hcattn_jobs.h"
 #include "tests/system/jobs.h"
+#include "tests/system/programs.h"
 #include "tests/system/service.h"
 
 #include <errno.h>
@@ -302,6 +305,56 @@ static void a_codebook_is_trained_once(void **state)
     service_stop(&service);
 }
 
+/* ---- the command ---- */
+
+static bool has_preset(const json_t *means, const char *preset)
+{
+    size_t i;
+    json_t *mean;
+    json_array_foreach(means, i,
+                       mean) if (strcmp(json_string_value(json_object_get(mean, "preset")), preset) == 0) return true;
+    return false;
+}
+
+/* What people type first, on a model that nothing has been learnt of: everything that is missing is made, and tables come. */
+static void the_command_does_it_all(void **state)
+{
+    static const char *const expected[] = {"default",          "quality", "small", "tiny",     "hcattention-25",
+                                           "hcattention-12.5", "full",    "q8_0",  "streaming"};
+    struct service service;
+    char path[160], folder[128], log[128], context[16];
+    (void)state;
+    start(&service);
+    snprintf(path, sizeof(path), "%s/words.txt", service.directory);
+    snprintf(folder, sizeof(folder), "%s/report", service.directory);
+    snprintf(log, sizeof(log), "%s/eval.log", service.directory);
+    snprintf(context, sizeof(context), "%d", CONTEXT);
+    char *text = make_text(7);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+    free(text);
+    const struct program program = {.runtime_dir = service.directory};
+    const char *const arguments[] = {"eval",  "--text",    path,  "--context", context, "--tail",
+                                     "64",    "--presets", "all", "--tasks",   "copy",  "--lengths",
+                                     context, "--samples", "1",   "--out",     folder,  NULL};
+    const int status = programs_wait(programs_start(&program, arguments, log), CALL_MS / 1000);
+    if (status != 0)
+        fail_msg("status %d: %s", status, log);
+    snprintf(path, sizeof(path), "%s/eval.json", folder);
+    json_error_t problem;
+    json_t *report = json_load_file(path, 0, &problem);
+    if (report == NULL)
+        fail_msg("%s: %s", path, problem.text);
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++)
+        if (!has_preset(json_object_get(report, "means"), expected[i]))
+            fail_msg("no row for %s", expected[i]);
+    assert_false(has_preset(json_object_get(report, "means"), "all"));
+    json_decref(report);
+    service_stop(&service);
+}
+
 static int kill_worker(void *context, const struct hcattn_job_progress *progress)
 {
     struct service *service = context;
@@ -345,6 +398,7 @@ int main(void)
         cmocka_unit_test(a_cancelled_job_makes_room_for_the_next),
         cmocka_unit_test(bad_evaluations_are_refused),
         cmocka_unit_test(a_codebook_is_trained_once),
+        cmocka_unit_test(the_command_does_it_all),
         cmocka_unit_test(a_job_whose_worker_dies_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

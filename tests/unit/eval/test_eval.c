@@ -6,11 +6,13 @@
 
 #include "gpu-worker/eval/eval.h"
 #include "gpu-worker/keys/quantizers.h"
+#include "gpu-worker/train/train.h"
+#include "proto/policy.h"
 
 #define TINY "--layers 2 --heads 6 --kv-heads 2 --embd 192 --context 1024"
 
 enum { N_LAYERS = 2, N_KV_HEADS = 2, HEAD_DIM = 32, N_HEADS = N_LAYERS * N_KV_HEADS, ROW_BYTES = 4 * HEAD_DIM };
-enum { CONTEXT = 512, TAIL = 128, MAX_ROWS = 16, MAX_TEXT = 4096 };
+enum { CONTEXT = 512, TAIL = 128, MAX_ROWS = 24, MAX_TEXT = 4096 };
 
 static struct worker_fixture *open_tiny(void)
 {
@@ -331,6 +333,55 @@ static void test_rows_in_order(void **state)
     close_tiny(fixture);
 }
 
+static void finish_job(const struct worker_fixture *fixture, struct job *job)
+{
+    struct job_report report;
+    char sentence[JOB_SENTENCE_SIZE];
+    int r = 1;
+    while (r == 1)
+        r = job->ops->advance(job->state, &fixture->tools, &report, sentence);
+    if (r < 0)
+        fail_msg("%s", sentence);
+    job->ops->free(job->state);
+}
+
+/* What learnt codecs need, for the tiny model. */
+static void learn(const struct worker_fixture *fixture)
+{
+    char sentence[JOB_SENTENCE_SIZE];
+    struct job job;
+    struct train_statistics_request statistics = {.n_texts = 0};
+    assert_int_equal(train_statistics_job_new(&statistics, &job, sentence), 0);
+    finish_job(fixture, &job);
+    for (uint32_t n_dims = 2; n_dims <= 4; n_dims += 2) {
+        struct train_codebook_request codebook = {.n_dims = n_dims, .n_centroids = 4096, .max_iterations = 1};
+        assert_int_equal(train_codebook_job_new(&codebook, &job, sentence), 0);
+        finish_job(fixture, &job);
+    }
+}
+
+/* "all" wherever it stands; what it has and what is named again is done once. */
+static void test_all(void **state)
+{
+    (void)state;
+    struct worker_fixture *fixture = open_tiny();
+    const char *name, *meaning;
+    learn(fixture);
+    struct evaluation got = evaluate(fixture, (const char *const[]){"streaming", "quality", "all", "quality", NULL});
+    assert_string_equal(got.rows[0].preset, "streaming");
+    assert_string_equal(got.rows[1].preset, "quality");
+    uint32_t row = 2;
+    for (uint32_t i = 0; (name = policy_preset(i, &meaning)) != NULL; i++)
+        if (strcmp(name, "quality") != 0)
+            assert_string_equal(got.rows[row++].preset, name);
+    for (uint32_t i = 0; (name = methods_baseline_name(i)) != NULL; i++)
+        if (strcmp(name, "streaming") != 0)
+            assert_string_equal(got.rows[row++].preset, name);
+    assert_int_equal(got.n_rows, row);
+    assert_true(row > 12);
+    close_tiny(fixture);
+}
+
 /* The last position's next token counts only if the text has it. */
 static void test_exact_length(void **state)
 {
@@ -405,6 +456,7 @@ static void test_cancelled(void **state)
     (void)state;
     struct worker_fixture *fixture = open_tiny();
     const size_t before = fixture->ops.bytes(fixture->backend);
+    fixture->tools.slice_us = 1;
     for (uint32_t n_slices = 0;; n_slices = 2 * n_slices + 1) {
         struct eval_request request = make_request(1, (const uint32_t[]){MAX_TEXT},
                                                    (const char *const[]){"quality", "rot4,mass=0.9,fastgen=0.5", NULL});
@@ -472,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_fastgen),
         cmocka_unit_test(test_fastgen_looks),
         cmocka_unit_test(test_rows_in_order),
+        cmocka_unit_test(test_all),
         cmocka_unit_test(test_exact_length),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_cancelled),

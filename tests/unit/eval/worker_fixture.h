@@ -53,6 +53,7 @@ static inline struct worker_fixture *worker_fixture_new(const char *make_options
         .tokenizer = fixture->tokenizer,
         .row_codec = codec,
         .n_ctx = fixture->model->shape.n_ctx_train,
+        .slice_us = JOB_SLICE_US,
     };
     return fixture;
 }

@@ -11,6 +11,7 @@
 #include "gpu-worker/train/kmeans.h"
 #include "gpu-worker/train/train.h"
 #include "gpu-worker/train/train_codebook_checkpoint.h"
+#include "gpu-worker/train/train_rotate.h"
 #include "gpu-worker/train/train_texts.h"
 
 #define TINY "--layers 2 --heads 6 --kv-heads 2 --embd 120 --context 256"
@@ -97,28 +98,40 @@ static void put_bytes(const char *path, const uint8_t *bytes, size_t n)
     fclose(file);
 }
 
-enum { N_CONTEXTS = 2, N_TOKENS = N_CONTEXTS * 256 };
+enum { N_CONTEXTS = 2, N_TOKENS = N_CONTEXTS * 256, MAX_SAMPLES = 40000 };
+
+/* The i-th sample of four dimensions: a key of the text's, had it begun offset tokens later. */
+static void sample_of(const struct naive *naive, const struct backend_rope *rope, uint32_t layer, uint32_t head,
+                      uint32_t space, uint32_t i, uint32_t offset, float *ret_x)
+{
+    const uint32_t t = i % N_TOKENS;
+    const double *k = naive[t / 256].k + ((layer * 256 + t % 256) * 2 + head) * HEAD_DIM + space * 4;
+    for (uint32_t pair = 0; pair < 2; pair++) {
+        const double angle = offset * (double)rope->frequencies[space * 2 + pair];
+        ret_x[2 * pair] = (float)(k[2 * pair] * cos(angle) - k[2 * pair + 1] * sin(angle));
+        ret_x[2 * pair + 1] = (float)(k[2 * pair] * sin(angle) + k[2 * pair + 1] * cos(angle));
+    }
+}
 
 /* Square distance of a head's keys from their centroids in sub-spaces of 4, and from their mean. */
-static void add_errors(const struct naive *naive, const struct key_codebook *codebook, uint32_t layer, uint32_t head,
-                       double *error, double *variance)
+static void add_errors(const struct naive *naive, const struct backend_rope *rope, const struct key_codebook *codebook,
+                       uint32_t n_samples, uint32_t n_offsets, uint32_t layer, uint32_t head, double *error,
+                       double *variance)
 {
+    static float x[MAX_SAMPLES * 4], distances[MAX_SAMPLES];
+    static uint16_t numbers[MAX_SAMPLES];
     struct pq_table *table = NULL;
     assert_int_equal(codec_pq_table_new(codebook, layer, head, &table), 0);
     for (uint32_t s = 0; s < HEAD_DIM / 4; s++) {
         const struct pq_space space = pq_table_space(table, s);
-        float x[N_TOKENS * 4], distances[N_TOKENS];
-        uint16_t numbers[N_TOKENS];
         double mean[4] = {0};
-        for (uint32_t t = 0; t < N_TOKENS; t++)
-            for (uint32_t i = 0; i < 4; i++) {
-                const struct naive *context = &naive[t / 256];
-                const double k = context->k[((layer * 256 + t % 256) * 2 + head) * HEAD_DIM + s * 4 + i];
-                x[t * 4 + i] = (float)k;
-                mean[i] += k / N_TOKENS;
-            }
-        codec_pq_plain.nearest(&space, x, N_TOKENS, numbers, distances);
-        for (uint32_t t = 0; t < N_TOKENS; t++) {
+        for (uint32_t t = 0; t < n_samples; t++) {
+            sample_of(naive, rope, layer, head, s, t, train_rotate_offset(t, n_offsets), x + t * 4);
+            for (uint32_t i = 0; i < 4; i++)
+                mean[i] += (double)x[t * 4 + i] / n_samples;
+        }
+        codec_pq_plain.nearest(&space, x, n_samples, numbers, distances);
+        for (uint32_t t = 0; t < n_samples; t++) {
             *error += (double)distances[t];
             for (uint32_t i = 0; i < 4; i++)
                 *variance += ((double)x[t * 4 + i] - mean[i]) * ((double)x[t * 4 + i] - mean[i]);
@@ -127,17 +140,20 @@ static void add_errors(const struct naive *naive, const struct key_codebook *cod
     codec_pq_table_free(table);
 }
 
-static void test_it_fits_the_keys(void **unused)
+/* n_offsets: places in the context at which the text could begin; each key counts at n_samples / N_TOKENS of them. */
+static void expect_fit(uint32_t n_offsets, uint32_t n_samples)
 {
-    (void)unused;
     struct worker_fixture *fixture = open_worker(directory);
+    const struct backend_rope *rope = &fixture->tools.network->rope;
     struct train_codebook_request request = request_of(N_TOKENS, 4, 1);
     struct train_texts *texts = NULL;
     struct key_codebook *codebook = NULL;
     struct naive naive[N_CONTEXTS];
     const struct policy_terms terms = {
         .codec = POLICY_CODEC_PQ, .n_dims = 4, .n_centroids = N_CENTROIDS, .selector = POLICY_SELECTOR_MASS};
+    fixture->tools.n_ctx = 256 + n_offsets - 1;
     assert_int_equal(train_texts_new(&fixture->tools, request.texts, 1, TRAIN_CONTEXT, 8192, &texts, sentence), 0);
+    assert_int_equal(train_texts_n_offsets(texts, &fixture->tools), n_offsets);
     assert_int_equal(texts->n_contexts, N_CONTEXTS);
     for (uint32_t i = 0; i < N_CONTEXTS; i++) {
         naive[i] = naive_new(fixture, texts->contexts[i].ids, texts->contexts[i].n);
@@ -149,16 +165,21 @@ static void test_it_fits_the_keys(void **unused)
     assert_true(quantizers_has(fixture->tools.quantizers, &terms));
     assert_int_equal(access(checkpoint_path, F_OK), -1);
     assert_int_equal(key_codebook_load(codebook_path, &shape, hash, &codebook, sentence, sizeof sentence), 0);
-    assert_int_equal(codebook->n_samples, N_TOKENS);
+    assert_int_equal(codebook->n_samples, n_samples);
     assert_int_equal(codebook->seed, 1);
     assert_int_equal(codebook->text_hash, texts->hash);
     assert_int_equal(codebook->n_iterations, 3);
-    double error = 0, variance = 0;
-    for (uint32_t i = 0; i < N_HEADS; i++)
-        add_errors(naive, codebook, i / 2, i % 2, &error, &variance);
-    print_message("error %.5g of the variance, said to be %.5g\n", error / variance, codebook->error);
-    assert_true(codebook->error > 1e-5 && codebook->error < 0.05);
+    double error = 0, variance = 0, elsewhere = 0, variance_elsewhere = 0;
+    for (uint32_t i = 0; i < N_HEADS; i++) {
+        add_errors(naive, rope, codebook, n_samples, n_offsets, i / 2, i % 2, &error, &variance);
+        add_errors(naive, rope, codebook, 10 * N_TOKENS, 5000, i / 2, i % 2, &elsewhere, &variance_elsewhere);
+    }
+    elsewhere /= variance_elsewhere;
+    print_message("error %.5g of the variance, said to be %.5g, %.5g elsewhere\n", error / variance, codebook->error,
+                  elsewhere);
+    assert_true(codebook->error > 1e-5 && codebook->error < 0.1);
     assert_true(fabs(error / variance / codebook->error - 1) < 1e-3);
+    assert_true(n_offsets == 5000 ? elsewhere < 1.5 * codebook->error : elsewhere > 2 * codebook->error);
     key_codebook_free(codebook);
     for (uint32_t i = 0; i < N_CONTEXTS; i++)
         naive_free(&naive[i]);
@@ -167,7 +188,19 @@ static void test_it_fits_the_keys(void **unused)
     close_worker(fixture);
 }
 
-/* Enough work for several slices. */
+static void test_it_fits_the_keys(void **unused)
+{
+    (void)unused;
+    expect_fit(1, N_TOKENS);
+}
+
+static void test_it_fits_keys_at_other_places(void **unused)
+{
+    (void)unused;
+    expect_fit(3, 3 * N_TOKENS);
+    expect_fit(5000, MAX_SAMPLES / N_TOKENS * N_TOKENS);
+}
+
 static size_t trained(struct worker_fixture *fixture, uint64_t seed, bool interrupted, uint8_t **ret_bytes)
 {
     size_t n = 0;
@@ -175,6 +208,7 @@ static size_t trained(struct worker_fixture *fixture, uint64_t seed, bool interr
     request.n_centroids = 2048;
     request.again = true;
     request.max_iterations = 20;
+    fixture->tools.slice_us = interrupted ? 1 : JOB_SLICE_US;
     assert_int_equal(run(&fixture->tools, &request, interrupted), interrupted);
     if (!interrupted) {
         *ret_bytes = bytes_of(large_codebook_path, &n);
@@ -338,9 +372,8 @@ static int remove_directory(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_it_fits_the_keys),
-        cmocka_unit_test(test_nothing_changes_it),
-        cmocka_unit_test(test_a_checkpoint_is_used),
+        cmocka_unit_test(test_it_fits_the_keys),   cmocka_unit_test(test_it_fits_keys_at_other_places),
+        cmocka_unit_test(test_nothing_changes_it), cmocka_unit_test(test_a_checkpoint_is_used),
         cmocka_unit_test(test_what_is_asked_for),
     };
     return cmocka_run_group_tests(tests, make_directory, remove_directory);

@@ -28,9 +28,9 @@ static void a_turn_is_a_later_position(void **state)
     fill(1, x);
     memcpy(once, x, sizeof x);
     memcpy(twice, x, sizeof x);
-    train_rotate(&rope, 7, once);
-    train_rotate(&rope, 3, twice);
-    train_rotate(&rope, 4, twice);
+    train_rotate(&rope, 7, 0, HEAD_DIM / 2, once);
+    train_rotate(&rope, 3, 0, HEAD_DIM / 2, twice);
+    train_rotate(&rope, 4, 0, HEAD_DIM / 2, twice);
     for (uint32_t i = 0; i < HEAD_DIM; i++)
         assert_float_equal(once[i], twice[i], 1e-5);
     assert_true(fabs((double)once[0] - ((double)x[0] * cos(7) - (double)x[1] * sin(7))) < 1e-5);
@@ -58,8 +58,8 @@ static void averages_equal_sums_over_turned_vectors(void **state)
                 float xt[HEAD_DIM], yt[HEAD_DIM];
                 memcpy(xt, x, sizeof x);
                 memcpy(yt, y, sizeof y);
-                train_rotate(&rope, offset, xt);
-                train_rotate(&rope, offset, yt);
+                train_rotate(&rope, offset, 0, HEAD_DIM / 2, xt);
+                train_rotate(&rope, offset, 0, HEAD_DIM / 2, yt);
                 for (uint32_t i = 0; i < HEAD_DIM; i++) {
                     expected_mean[i] += (double)xt[i] / n;
                     for (uint32_t j = 0; j < HEAD_DIM; j++)
