@@ -1,8 +1,9 @@
 /*
- * topology.h - NUMA nodes: what there is, and binding threads and memory to one. The only user of hwloc.
+ * topology.h - NUMA nodes: what there is, binding threads and memory to one, and where pages lie. The only user of hwloc.
  *
- * Nodes are numbered 0 .. n-1 in here (index); the kernel's number is os_index. Only nodes and cpus that this process is
- * allowed to use are seen. A machine without NUMA has one node.
+ * Nodes are numbered 0 .. n-1 in here (index), in the order of the kernel's number (os_index), which may have gaps and is
+ * what people write. Only nodes and cpus that this process is allowed to use are seen; offline cpus are not. Every cpu
+ * belongs to one node at most: a node with memory only has none. A machine without NUMA has one node.
  *
  * Threads    a loaded topology never changes; any thread may read it. Binding acts on the calling thread.
  * Errors     a container often has no right to bind: that is reported (-EPERM, -ENOSYS) and never fatal in here; the
@@ -12,22 +13,38 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 struct topology;
 
 struct topology_node {
     uint32_t os_index;
-    uint32_t n_cpus;       /* allowed to this process; 0: a node with memory only */
-    uint64_t memory_bytes; /* installed */
-    uint64_t free_bytes;   /* at the time of the call; 0: unknown */
+    uint32_t n_cpus;       /* allowed to this process; 0: a node with memory only, or all of its cpus are forbidden */
+    uint32_t n_cores;      /* that these cpus are threads of */
+    uint64_t memory_bytes; /* installed; 0: a node without memory */
+    uint64_t free_bytes;   /* at the time of the call, files that can be dropped included */
 };
 
 int topology_load(struct topology **ret_topology);         /* -ENOMEM, -EIO */
+
+/* Another machine, for tests: `source` is hwloc's XML text (it begins with '<') or synthetic description, NULL: this one;
+ * `cpus` is a list as the kernel writes it ("0-3,8"), NULL: what we may use. Nothing can be bound there (-ENOSYS). Without
+ * a source hwloc looks at HWLOC_XMLFILE and HWLOC_SYNTHETIC. -EINVAL: not understood; -EIO: none of the cpus is there. */
+int topology_load_from(const char *source, const char *cpus, struct topology **ret_topology);
 struct topology *topology_free(struct topology *topology); /* accepts NULL, returns NULL */
 
 uint32_t topology_n_nodes(const struct topology *topology);        /* >= 1 */
 uint32_t topology_n_allowed_cpus(const struct topology *topology); /* >= 1: affinity and cpuset of this process */
 int topology_node(const struct topology *topology, uint32_t index, struct topology_node *ret_node); /* -ENOENT */
+
+int topology_find(const struct topology *topology, uint32_t os_index, uint32_t *ret_index);         /* -ENOENT */
+
+/* Nodes that should have a store: with memory and allowed cpus; when there is none (cpus of one node, memory of another),
+ * those with memory. Returns how many there are and writes the first `capacity` of them. */
+uint32_t topology_store_nodes(const struct topology *topology, uint32_t *ret_indices, uint32_t capacity);
+
+/* Writes the kernel's numbers, "0, 1, 8". Returns text. */
+const char *topology_list(const struct topology *topology, char *text, size_t text_size);
 
 /* Binds the calling thread (and the threads it starts later) to the node's allowed cpus. -ENOENT no such node;
  * -ENODATA the node has no allowed cpu; -EPERM, -ENOSYS, -EXDEV as the kernel says. */
@@ -37,10 +54,16 @@ int topology_bind_thread(const struct topology *topology, uint32_t index);
  * first touch; pages that are there already are moved where possible. Address: page aligned. Errors as above. */
 int topology_bind_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes);
 
-/* How many bytes of the resident pages of a mapping lie on the node, as the kernel reports it (first touched pages only).
- * -ENOSYS, -EPERM: the kernel does not say. */
+/* How many bytes of a mapping are mapped by pages that are there, and how many of these lie on the node: read from
+ * /proc/self/numa_maps, which needs no rights. `address` .. `n_bytes` are whole mappings. Pages that this process has not
+ * touched yet are not counted. Walks the page table: about a second for 100 GiB of small pages. -ENOENT: no such node, or a kernel
+ * without NUMA; -EIO: the file makes no sense. (topology_resident.c) */
 int topology_resident_bytes(const struct topology *topology, uint32_t index, const void *address, uint64_t n_bytes,
                             uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident);
+
+/* The same from a text of that format, for the node of the kernel's number. */
+int topology_resident_read(FILE *numa_maps, uint32_t os_index, uintptr_t first, uintptr_t end,
+                           uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident);
 
 /* Writes "node 0, 2 cpus, threads bound, memory bound" or "..., memory not bound (Operation not permitted)"; arguments
  * are the results of the two calls above. -EALREADY: was not tried ("threads not bound"). Returns text. */
