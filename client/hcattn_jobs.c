@@ -18,7 +18,7 @@ struct running {
     const struct hcattn_job_events *events;
     uint32_t n_rows; /* the caller has */
     bool gap;        /* a row of this attempt is missing: its end is none */
-    char sentence[HCATTN_SENTENCE_SIZE];
+    struct hcattn_job_done done;
 };
 
 struct texts {
@@ -140,7 +140,9 @@ static enum call_step on_reply(void *context, Hcattn__Reply *reply)
     case HCATTN__REPLY__REPLY_JOB_DONE:
         if (running->gap)
             return CALL_OUT_OF_STEP;
-        snprintf(running->sentence, sizeof(running->sentence), "%s", reply->job_done->sentence);
+        snprintf(running->done.sentence, sizeof(running->done.sentence), "%s", reply->job_done->sentence);
+        if (strlen(reply->job_done->path) < sizeof(running->done.path))
+            strcpy(running->done.path, reply->job_done->path);
         return CALL_FINISHED;
     default:
         return CALL_MALFORMED;
@@ -156,7 +158,7 @@ static bool prepare_again(void *context, bool lost)
 }
 
 static int run(struct hcattn *client, Hcattn__RunJob *job, const struct hcattn_job_events *events, uint32_t timeout_ms,
-               char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error)
+               struct hcattn_job_done *ret_done, struct hcattn_error *ret_error)
 {
     static const struct hcattn_job_events none;
     struct running running = {.events = events ? events : &none};
@@ -169,14 +171,14 @@ static int run(struct hcattn *client, Hcattn__RunJob *job, const struct hcattn_j
     call.request.request_case = HCATTN__REQUEST__REQUEST_RUN_JOB;
     call.request.run_job = job;
     int result = call_run(client, &call, ret_error);
-    if (!result && ret_sentence)
-        memcpy(ret_sentence, running.sentence, sizeof(running.sentence));
+    if (!result && ret_done)
+        *ret_done = running.done;
     return result;
 }
 
 int hcattn_evaluate(struct hcattn *client, const struct hcattn_evaluate *evaluate,
-                    const struct hcattn_job_events *events, uint32_t timeout_ms,
-                    char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error)
+                    const struct hcattn_job_events *events, uint32_t timeout_ms, struct hcattn_job_done *ret_done,
+                    struct hcattn_error *ret_error)
 {
     struct texts texts;
     int result = texts_init(&texts, evaluate->texts, evaluate->n_texts, ret_error);
@@ -193,14 +195,14 @@ int hcattn_evaluate(struct hcattn *client, const struct hcattn_evaluate *evaluat
     Hcattn__RunJob job = HCATTN__RUN_JOB__INIT;
     job.job_case = HCATTN__RUN_JOB__JOB_EVALUATE;
     job.evaluate = &body;
-    result = run(client, &job, events, timeout_ms, ret_sentence, ret_error);
+    result = run(client, &job, events, timeout_ms, ret_done, ret_error);
     texts_fini(&texts);
     return result;
 }
 
 int hcattn_train_codebook(struct hcattn *client, const struct hcattn_train_codebook *train,
-                          const struct hcattn_job_events *events, uint32_t timeout_ms,
-                          char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error)
+                          const struct hcattn_job_events *events, uint32_t timeout_ms, struct hcattn_job_done *ret_done,
+                          struct hcattn_error *ret_error)
 {
     struct texts texts;
     int result = texts_init(&texts, train->texts, train->n_texts, ret_error);
@@ -217,14 +219,14 @@ int hcattn_train_codebook(struct hcattn *client, const struct hcattn_train_codeb
     Hcattn__RunJob job = HCATTN__RUN_JOB__INIT;
     job.job_case = HCATTN__RUN_JOB__JOB_TRAIN_CODEBOOK;
     job.train_codebook = &body;
-    result = run(client, &job, events, timeout_ms, ret_sentence, ret_error);
+    result = run(client, &job, events, timeout_ms, ret_done, ret_error);
     texts_fini(&texts);
     return result;
 }
 
 int hcattn_gather_statistics(struct hcattn *client, const struct hcattn_gather_statistics *gather,
                              const struct hcattn_job_events *events, uint32_t timeout_ms,
-                             char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error)
+                             struct hcattn_job_done *ret_done, struct hcattn_error *ret_error)
 {
     struct texts texts;
     int result = texts_init(&texts, gather->texts, gather->n_texts, ret_error);
@@ -237,7 +239,7 @@ int hcattn_gather_statistics(struct hcattn *client, const struct hcattn_gather_s
     Hcattn__RunJob job = HCATTN__RUN_JOB__INIT;
     job.job_case = HCATTN__RUN_JOB__JOB_GATHER_STATISTICS;
     job.gather_statistics = &body;
-    result = run(client, &job, events, timeout_ms, ret_sentence, ret_error);
+    result = run(client, &job, events, timeout_ms, ret_done, ret_error);
     texts_fini(&texts);
     return result;
 }

@@ -18,6 +18,8 @@
 extern "C" {
 #endif
 
+#define HCATTN_JOB_PATH_SIZE 4096
+
 struct hcattn_text {
     const char *name; /* of the rows that are about it */
     const char *text; /* UTF-8 */
@@ -82,10 +84,16 @@ struct hcattn_evaluate {
     bool attention; /* what happens inside the attention, too: takes longer */
 };
 
-/* ret_sentence of all three (may be NULL): what came of it, for people. */
+/* What came of a job. */
+struct hcattn_job_done {
+    char sentence[HCATTN_SENTENCE_SIZE]; /* for people */
+    char path[HCATTN_JOB_PATH_SIZE];     /* of the file that the worker keeps a codebook in, on its host; "": none */
+};
+
+/* ret_done of all three may be NULL. */
 int hcattn_evaluate(struct hcattn *client, const struct hcattn_evaluate *evaluate,
-                    const struct hcattn_job_events *events, uint32_t timeout_ms,
-                    char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error);
+                    const struct hcattn_job_events *events, uint32_t timeout_ms, struct hcattn_job_done *ret_done,
+                    struct hcattn_error *ret_error);
 
 /* Codebooks of the pq codecs (HCAttention), kept beside the model by the worker. An interrupted training goes on. */
 struct hcattn_train_codebook {
@@ -99,8 +107,8 @@ struct hcattn_train_codebook {
 };
 
 int hcattn_train_codebook(struct hcattn *client, const struct hcattn_train_codebook *train,
-                          const struct hcattn_job_events *events, uint32_t timeout_ms,
-                          char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error);
+                          const struct hcattn_job_events *events, uint32_t timeout_ms, struct hcattn_job_done *ret_done,
+                          struct hcattn_error *ret_error);
 
 /* Statistics of keys and queries, which the pair codecs need, kept beside the model by the worker. */
 struct hcattn_gather_statistics {
@@ -111,7 +119,7 @@ struct hcattn_gather_statistics {
 
 int hcattn_gather_statistics(struct hcattn *client, const struct hcattn_gather_statistics *gather,
                              const struct hcattn_job_events *events, uint32_t timeout_ms,
-                             char ret_sentence[HCATTN_SENTENCE_SIZE], struct hcattn_error *ret_error);
+                             struct hcattn_job_done *ret_done, struct hcattn_error *ret_error);
 
 #ifdef __cplusplus
 }

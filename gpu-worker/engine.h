@@ -86,7 +86,7 @@ struct engine_event {
     int fd;
     uint64_t n_done, n_total;
     uint32_t index, id;
-    char *text;
+    char *text, *path;
     bool has_logprobs;
     struct run_logprobs logprobs;
     enum run_end end;

@@ -26,12 +26,14 @@ static struct engine_event *new_event(struct engine *engine, enum engine_event_k
     return event;
 }
 
-static void tell_end(struct engine *engine, uint64_t work, int error, const char *sentence)
+/* path may be NULL. */
+static void tell_end(struct engine *engine, uint64_t work, int error, const char *sentence, const char *path)
 {
     struct engine_event *event = new_event(engine, error < 0 ? ENGINE_FAILED : ENGINE_JOB_DONE, work);
     if (event != NULL) {
         event->error = error;
         event->text = strdup(sentence);
+        event->path = path == NULL ? NULL : strdup(path);
     }
     engine_tell(engine, event);
 }
@@ -40,7 +42,7 @@ void engine_job_start(struct engine *engine, struct engine_command *command)
 {
     struct engine_job *job = &engine->job;
     if (job->job.ops != NULL) {
-        tell_end(engine, command->work, -EBUSY, "the worker does another job; try again when it is done");
+        tell_end(engine, command->work, -EBUSY, "the worker does another job; try again when it is done", NULL);
         return;
     }
     *job = (struct engine_job){.job = command->job, .work = command->work, .started_us = clock_now_us()};
@@ -52,7 +54,7 @@ void engine_job_stop(struct engine *engine, uint64_t work)
     if (engine->job.job.ops == NULL || engine->job.work != work)
         return;
     engine_job_free(&engine->job.job);
-    tell_end(engine, work, -ECANCELED, "cancelled");
+    tell_end(engine, work, -ECANCELED, "cancelled", NULL);
 }
 
 void engine_job_drop(struct engine *engine)
@@ -120,7 +122,7 @@ void engine_job_advance(struct engine *engine)
         tell_progress(engine, &report);
     if (r > 0)
         return;
-    tell_end(engine, job->work, r, sentence[0] != '\0' ? sentence : strerror(-r));
+    tell_end(engine, job->work, r, sentence[0] != '\0' ? sentence : strerror(-r), report.path);
     engine_job_free(&job->job);
 }
 

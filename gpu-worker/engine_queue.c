@@ -72,6 +72,7 @@ struct engine_event *engine_event_free(struct engine_event *event)
     free(event->counts);
     free(event->row);
     free(event->text);
+    free(event->path);
     free(event);
     return NULL;
 }

@@ -38,6 +38,7 @@ struct job_report {
     const char *phase;          /* what it is doing, for people */
     double done;                /* 0 .. 1 of the whole job */
     const struct eval_row *row; /* a row that is complete; NULL: none in this slice */
+    const char *path;           /* at the end: of the file that keeps what was learnt; NULL: there is none */
 };
 
 struct job {

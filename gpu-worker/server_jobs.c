@@ -167,6 +167,8 @@ void server_jobs_event(struct server *server, const struct engine_event *event)
         break;
     default:
         done.sentence = text;
+        if (event->path != NULL)
+            done.path = event->path;
         reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_JOB_DONE;
         reply.job_done = &done;
         break;

@@ -23,17 +23,17 @@ static const struct options_table table = {
 
 static int gather(struct hcattn *client, const struct options *options, const struct job_texts *texts)
 {
-    char sentence[HCATTN_SENTENCE_SIZE];
+    struct hcattn_job_done done;
     struct hcattn_error error;
     struct job_progress progress;
     struct hcattn_job_events events = job_events(&progress, NULL);
     struct hcattn_gather_statistics job = {
         .texts = texts->texts, .n_texts = texts->n_texts, .again = options_flag(options, "again") || texts->n_texts};
-    int result = hcattn_gather_statistics(client, &job, &events, JOB_QUIET_MS, sentence, &error);
+    int result = hcattn_gather_statistics(client, &job, &events, JOB_QUIET_MS, &done, &error);
     output_progress(false, "%s", "");
     if (result < 0)
         return command_call_failed(NAME, result, &error);
-    output_format("%s\n", sentence);
+    output_format("%s\n", done.sentence);
     return output_status();
 }
 

@@ -112,18 +112,24 @@ static void path_of(const struct quantizers *quantizers, const char *name, char 
         path[0] = '\0';
 }
 
-static void codebook_path(const struct quantizers *quantizers, uint32_t n_dims, uint32_t n_centroids,
-                          const char *ending, char *path, size_t path_size)
+static void path_of_pq(const struct quantizers *quantizers, uint32_t n_dims, uint32_t n_centroids, const char *ending,
+                       char *path, size_t path_size)
 {
     char name[64];
     snprintf(name, sizeof name, "pq%u-%u.%s", n_dims, n_centroids, ending);
     path_of(quantizers, name, path, path_size);
 }
 
+void quantizers_codebook_path(const struct quantizers *quantizers, uint32_t n_dims, uint32_t n_centroids, char *path,
+                              size_t path_size)
+{
+    path_of_pq(quantizers, n_dims, n_centroids, "codebook", path, path_size);
+}
+
 void quantizers_checkpoint_path(const struct quantizers *quantizers, uint32_t n_dims, uint32_t n_centroids, char *path,
                                 size_t path_size)
 {
-    codebook_path(quantizers, n_dims, n_centroids, "checkpoint", path, path_size);
+    path_of_pq(quantizers, n_dims, n_centroids, "checkpoint", path, path_size);
 }
 
 /* ---- making ---- */
@@ -230,7 +236,7 @@ static int load_codebook(struct quantizers *quantizers, const struct policy_term
 {
     char path[MAX_PATH_BYTES];
     struct key_codebook *codebook = NULL;
-    codebook_path(quantizers, terms->n_dims, terms->n_centroids, "codebook", path, sizeof path);
+    quantizers_codebook_path(quantizers, terms->n_dims, terms->n_centroids, path, sizeof path);
     const int r =
         *path ? key_codebook_load(path, &quantizers->shape, quantizers->model_hash, &codebook, sentence, sentence_size)
               : -ENOENT;
@@ -367,7 +373,7 @@ int quantizers_take_codebook(struct quantizers *quantizers, struct key_codebook 
         return fail(r, sentence, sentence_size, "no memory for the tables of pq%u/%u keys", terms.n_dims,
                     terms.n_centroids);
     }
-    codebook_path(quantizers, terms.n_dims, terms.n_centroids, "codebook", path, sizeof path);
+    quantizers_codebook_path(quantizers, terms.n_dims, terms.n_centroids, path, sizeof path);
     make_directory(quantizers);
     tell(*path ? key_codebook_save(codebook, path) : 0, path, ret_kept, sentence, sentence_size);
     key_codebook_free(codebook);

@@ -42,6 +42,9 @@ int quantizers_take_statistics(struct quantizers *quantizers, struct key_statist
 int quantizers_take_codebook(struct quantizers *quantizers, struct key_codebook *codebook, bool *ret_kept,
                              char *sentence, size_t sentence_size);
 
+/* Where this codebook is kept; "" without a directory. */
+void quantizers_codebook_path(const struct quantizers *quantizers, uint32_t n_dims, uint32_t n_centroids, char *path,
+                              size_t path_size);
 /* Path of a file that a training may keep what it has so far in; "" without a directory. */
 void quantizers_checkpoint_path(const struct quantizers *quantizers, uint32_t n_dims, uint32_t n_centroids, char *path,
                                 size_t path_size);

@@ -67,7 +67,7 @@ struct training {
     uint64_t deadline_us, saved_us;
     double collecting; /* its share of the whole time, as far as is known */
     double done;
-    char phase[96];
+    char phase[96], path[PATH_MAX]; /* of what was learnt */
 };
 
 static uint32_t spaces_of_head(const struct training *training)
@@ -338,6 +338,15 @@ static int train(struct training *training, const struct job_tools *tools)
     return n_done < training->n_spaces;
 }
 
+/* Absolute: who reads it may stand in another directory than the worker. */
+static const char *path_of_result(struct training *training, const struct job_tools *tools)
+{
+    char path[PATH_MAX] = "";
+    quantizers_codebook_path(tools->quantizers, training->request.n_dims, training->request.n_centroids, path,
+                             sizeof path);
+    return path[0] != '\0' ? realpath(path, training->path) : NULL;
+}
+
 static int end(struct training *training, const struct job_tools *tools, char *sentence)
 {
     struct key_codebook *codebook = training->codebook;
@@ -391,6 +400,7 @@ static int advance(void *state, const struct job_tools *tools, struct job_report
         if (!training->request.again && quantizers_has(tools->quantizers, &terms)) {
             snprintf(sentence, JOB_SENTENCE_SIZE, "the model has a codebook pq%u/%u already", terms.n_dims,
                      terms.n_centroids);
+            report->path = path_of_result(training, tools);
             return 0;
         }
         r = begin(training, tools, sentence);
@@ -410,7 +420,11 @@ static int advance(void *state, const struct job_tools *tools, struct job_report
         return r;
     report->phase = training->phase;
     report->done = training->done;
-    return r == 0 ? end(training, tools, sentence) : 1;
+    if (r > 0)
+        return 1;
+    r = end(training, tools, sentence);
+    report->path = r == 0 ? path_of_result(training, tools) : NULL;
+    return r;
 }
 
 static const struct job_ops ops = {.name = "codebook", .advance = advance, .free = training_free};

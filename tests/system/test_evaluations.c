@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define MODEL "--layers 3 --heads 6 --kv-heads 2 --embd 96 --head-dim 32 --ff 128 --context 1024"
 #ifdef HCATTN_SANITIZED
@@ -355,6 +357,41 @@ static void the_command_does_it_all(void **state)
     service_stop(&service);
 }
 
+static size_t file_bytes(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) < 0 ? 0 : (size_t)status.st_size;
+}
+
+/* Once a codebook is there, --out is a matter of a copy. */
+static void a_codebook_is_copied_out(void **state)
+{
+    struct service service;
+    char out[128], nowhere[128];
+    (void)state;
+    start(&service);
+    snprintf(out, sizeof(out), "%s/copy", service.directory);
+    snprintf(nowhere, sizeof(nowhere), "%s/no/copy", service.directory);
+    const struct program program = {.runtime_dir = service.directory};
+    for (int i = 0; i < 2; i++) {
+        struct outcome outcome =
+            programs_run(&program, (const char *const[]){"codebook", "train", "--pq-groups", "d/8", "--centroids",
+                                                         "256", "--out", out, NULL});
+        assert_int_equal(outcome.status, 0);
+        assert_non_null(strstr(outcome.out, i == 0 ? "of the keys' variance" : "already"));
+        assert_int_equal(file_bytes(out), 80 + 3 * 2 * 32 * 256 * sizeof(float) + 4);
+        assert_int_equal(unlink(out), 0);
+        programs_free(&outcome);
+    }
+    struct outcome outcome =
+        programs_run(&program, (const char *const[]){"codebook", "train", "--pq-groups", "d/8", "--centroids", "256",
+                                                     "--out", nowhere, NULL});
+    assert_int_equal(outcome.status, 1);
+    assert_non_null(strstr(outcome.err, "No such file"));
+    programs_free(&outcome);
+    service_stop(&service);
+}
+
 static int kill_worker(void *context, const struct hcattn_job_progress *progress)
 {
     struct service *service = context;
@@ -399,6 +436,7 @@ int main(void)
         cmocka_unit_test(bad_evaluations_are_refused),
         cmocka_unit_test(a_codebook_is_trained_once),
         cmocka_unit_test(the_command_does_it_all),
+        cmocka_unit_test(a_codebook_is_copied_out),
         cmocka_unit_test(a_job_whose_worker_dies_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

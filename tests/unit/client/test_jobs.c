@@ -93,6 +93,7 @@ static void send_done(struct fake_coordinator *fake, uint64_t id)
     Hcattn__Reply reply = HCATTN__REPLY__INIT;
     Hcattn__JobDone done = HCATTN__JOB_DONE__INIT;
     done.sentence = (char *)"all is well";
+    done.path = (char *)"/there/it.is";
     reply.request_id = id;
     reply.reply_case = HCATTN__REPLY__REPLY_JOB_DONE;
     reply.job_done = &done;
@@ -259,7 +260,7 @@ static int on_row(void *context, const struct hcattn_eval_row *row)
     return row->index == f->stop_at_row;
 }
 
-static int evaluate(struct fixture *f, uint32_t timeout_ms, char *sentence)
+static int evaluate(struct fixture *f, uint32_t timeout_ms, struct hcattn_job_done *done)
 {
     static const struct hcattn_text texts[] = {{"prose", "once upon"}, {"code", "int main"}};
     static const char *const presets[] = {"default", "rot4,mass=0.9"};
@@ -271,17 +272,18 @@ static int evaluate(struct fixture *f, uint32_t timeout_ms, char *sentence)
                                   .n_presets = 2,
                                   .attention = true};
     struct hcattn_job_events events = {.context = f, .progress = on_progress, .row = on_row};
-    return hcattn_evaluate(f->client, &job, &events, timeout_ms, sentence, &f->error);
+    return hcattn_evaluate(f->client, &job, &events, timeout_ms, done, &f->error);
 }
 
 static void test_evaluate(void **state)
 {
     (void)state;
     struct fixture *f = begin((struct script){.n_rows = 3});
-    char sentence[HCATTN_SENTENCE_SIZE] = "";
-    assert_int_equal(evaluate(f, 0, sentence), 0);
+    struct hcattn_job_done done = {.sentence = ""};
+    assert_int_equal(evaluate(f, 0, &done), 0);
     end_fake(f);
-    assert_string_equal(sentence, "all is well");
+    assert_string_equal(done.sentence, "all is well");
+    assert_string_equal(done.path, "/there/it.is");
     assert_string_equal(f->script.words, "2 prose=once upon 4096 256 2 rot4,mass=0.9 1");
     assert_int_equal(f->n_rows, 3);
     assert_int_equal(f->n_progress, 1);

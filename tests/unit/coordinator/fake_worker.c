@@ -341,10 +341,11 @@ void fake_worker_job_row(struct fake_worker *worker, uint64_t work, uint32_t ind
 
 void fake_worker_job_done(struct fake_worker *worker, uint64_t work)
 {
-    static char sentence[] = "that came of it";
+    static char sentence[] = "that came of it", path[] = "/there/it.is";
     Hcattn__JobDone done = HCATTN__JOB_DONE__INIT;
     Hcattn__Work__WorkReply reply = HCATTN__WORK__WORK_REPLY__INIT;
     done.sentence = sentence;
+    done.path = path;
     reply.work = work;
     reply.reply_case = HCATTN__WORK__WORK_REPLY__REPLY_JOB_DONE;
     reply.job_done = &done;

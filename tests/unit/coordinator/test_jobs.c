@@ -130,6 +130,7 @@ static void what_a_worker_says_goes_on_to_the_client(void **state)
     expect_row(id, 1);
     reply = fake_client_take(&fakes, id, REPLY(JOB_DONE));
     assert_string_equal(reply->job_done->sentence, "that came of it");
+    assert_string_equal(reply->job_done->path, "/there/it.is");
     hcattn__reply__free_unpacked(reply, NULL);
     /* it is over: what comes late is nothing to anybody */
     fake_worker_job_row(worker, job->work, 2);
