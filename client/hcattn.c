@@ -243,6 +243,11 @@ static struct hcattn_process_stats process_stats(const Hcattn__ProcessStats *fro
         .device_budget_bytes = from->device_budget_bytes,
         .device_bytes = from->device_bytes,
         .n_sessions = from->n_sessions,
+        .home_node = from->home_node,
+        .node_cores = from->node_cores,
+        .bytes_resident = from->bytes_resident,
+        .bytes_local = from->bytes_local,
+        .bytes_per_s = from->bytes_per_s,
     };
 }
 

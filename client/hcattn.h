@@ -412,6 +412,11 @@ struct hcattn_process_stats {
     uint64_t device_budget_bytes; /* workers; 0: no limit */
     uint64_t device_bytes;        /* workers: in use */
     uint32_t n_sessions;          /* workers: bound to it */
+    uint32_t home_node;           /* stores: the node that it is meant for, bound or not */
+    uint32_t node_cores;          /* stores: of that node, as far as it may use them */
+    uint64_t bytes_resident;      /* stores: pages of its memory that are mapped, */
+    uint64_t bytes_local;         /* and those of them on its node */
+    uint64_t bytes_per_s;         /* stores: rows read over the last seconds */
 };
 
 struct hcattn_stats {

@@ -7,9 +7,9 @@ const char *const option_names_all[] = {
     /* the processes */
     "backend", "client-endpoint", "default-max-tokens", "device-memory", "exact-tokens", "hang-timeout", "huge-pages",
     "incarnation", "index", "isa", "learnt-dir", "log-level", "max-batch", "max-queue", "max-requests", "max-sessions",
-    "max-step-ms", "memory", "micro-batches", "model", "n-ctx", "node", "policy", "prefill-chunk", "queue-timeout",
-    "reconnect-timeout", "recovery-timeout", "request-timeout", "rows", "runtime-dir", "spin-us", "stores", "threads",
-    "transport", "workers",
+    "max-step-ms", "memory", "micro-batches", "model", "n-ctx", "node", "nodes", "policy", "prefill-chunk",
+    "queue-timeout", "reconnect-timeout", "recovery-timeout", "request-timeout", "rows", "runtime-dir", "spin-us",
+    "stores", "strict-numa", "threads", "transport", "workers",
     /* hcattn */
     "again", "attention", "bin-dir", "bos", "centroids", "chat", "connect-timeout", "context", "decode", "detach",
     "divergence", "endpoint", "fastgen-recovery", "frequency-penalty", "from", "ids", "ignore-end", "json", "lengths",

@@ -34,6 +34,7 @@ enum option_kind {
     OPTION_FLAG,     /* --name, --no-name, --name=yes|no|true|false|on|off|1|0 */
     OPTION_DURATION, /* "250", "250ms", "2s", "1.5s", "3m", "1h"; kept in milliseconds */
     OPTION_CHOICE,   /* one of `choices` */
+    OPTION_MEMORY,   /* as OPTION_BYTES, or "1%" to "100%" of what the program can have */
 };
 
 enum option_source {
@@ -88,7 +89,8 @@ size_t options_n_strings(const struct options *options, const char *name);   /* 
 const char *options_string_at(const struct options *options, const char *name, size_t index); /* in order */
 uint32_t options_u32(const struct options *options, const char *name);
 uint64_t options_u64(const struct options *options, const char *name);
-uint64_t options_bytes(const struct options *options, const char *name);
+uint64_t options_bytes(const struct options *options, const char *name);   /* of OPTION_MEMORY too; 0: a percentage */
+uint32_t options_percent(const struct options *options, const char *name); /* of OPTION_MEMORY; 0: a size */
 double options_float(const struct options *options, const char *name);
 bool options_flag(const struct options *options, const char *name);
 uint64_t options_duration_ms(const struct options *options, const char *name);

@@ -11,8 +11,9 @@
 static const char *metavar_of(const struct option_spec *spec)
 {
     static const char *const by_kind[] = {
-        [OPTION_STRING] = "TEXT", [OPTION_U32] = "N", [OPTION_U64] = "N",         [OPTION_BYTES] = "SIZE",
-        [OPTION_FLOAT] = "X",     [OPTION_FLAG] = "", [OPTION_DURATION] = "TIME", [OPTION_CHOICE] = "WORD",
+        [OPTION_STRING] = "TEXT",   [OPTION_U32] = "N",       [OPTION_U64] = "N",
+        [OPTION_BYTES] = "SIZE",    [OPTION_FLOAT] = "X",     [OPTION_FLAG] = "",
+        [OPTION_DURATION] = "TIME", [OPTION_CHOICE] = "WORD", [OPTION_MEMORY] = "SIZE|PERCENT",
     };
     return spec->metavar ? spec->metavar : by_kind[spec->kind];
 }

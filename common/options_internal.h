@@ -12,6 +12,7 @@ struct option_value {
     size_t n_all;
     uint64_t number; /* u32, u64, bytes, flag, duration in ms, index of the choice */
     double real;
+    uint32_t percent; /* of a memory; its number is 0 then */
 };
 
 struct options {

@@ -91,6 +91,18 @@ static int read_with_unit(const char *text, const struct unit *units, uint64_t *
     return -EINVAL;
 }
 
+static int read_memory(const char *text, struct option_value *value)
+{
+    const char *end;
+    uint64_t percent;
+    if (read_whole(text, &end, &percent) < 0 || strcmp(end, "%") != 0)
+        return read_with_unit(text, byte_units, &value->number);
+    if (percent < 1 || percent > 100)
+        return -EINVAL;
+    value->percent = (uint32_t)percent;
+    return 0;
+}
+
 static int read_flag(const char *text, uint64_t *ret_number)
 {
     static const char *const yes[] = {"yes", "true", "on", "1"}, *const no[] = {"no", "false", "off", "0"};
@@ -155,6 +167,7 @@ int options_value_read(const struct option_spec *spec, const char *text, struct 
         [OPTION_FLAG] = "yes or no is expected",
         [OPTION_DURATION] = "a duration such as 250ms, 2s or 1m is expected",
         [OPTION_CHOICE] = "",
+        [OPTION_MEMORY] = "a size such as 512MiB or 4GiB, or 1% to 100% is expected",
     };
     struct option_value value = {0};
     const char *end = "";
@@ -172,6 +185,9 @@ int options_value_read(const struct option_spec *spec, const char *text, struct 
         break;
     case OPTION_BYTES:
         error = read_with_unit(text, byte_units, &value.number);
+        break;
+    case OPTION_MEMORY:
+        error = read_memory(text, &value);
         break;
     case OPTION_DURATION:
         error = read_with_unit(text, time_units, &value.number);
@@ -192,7 +208,7 @@ int options_value_read(const struct option_spec *spec, const char *text, struct 
         snprintf(why, why_size, "%s", error == -ERANGE ? "it is too large" : expected[spec->kind]);
         return -EINVAL;
     }
-    if (spec->kind != OPTION_STRING && spec->kind != OPTION_FLAG && spec->kind != OPTION_CHOICE)
+    if (spec->kind != OPTION_STRING && spec->kind != OPTION_FLAG && spec->kind != OPTION_CHOICE && !value.percent)
         error = check_range(spec, spec->kind == OPTION_FLOAT ? value.real : (double)value.number, why, why_size);
     if (!error)
         *ret_value = value;
@@ -210,6 +226,11 @@ static const struct option_value *value_of(const struct options *options, const 
     }
     assert(!"no such option in the table");
     abort(); /* also with asserts off: there is no value to give */
+}
+
+static int kind_of(const struct options *options, const char *name)
+{
+    return (int)options->table->specs[value_of(options, name, -1) - options->values].kind;
 }
 
 const char *options_string(const struct options *options, const char *name)
@@ -241,7 +262,12 @@ uint64_t options_u64(const struct options *options, const char *name)
 
 uint64_t options_bytes(const struct options *options, const char *name)
 {
-    return value_of(options, name, OPTION_BYTES)->number;
+    return value_of(options, name, kind_of(options, name) == OPTION_MEMORY ? OPTION_MEMORY : OPTION_BYTES)->number;
+}
+
+uint32_t options_percent(const struct options *options, const char *name)
+{
+    return value_of(options, name, OPTION_MEMORY)->percent;
 }
 
 double options_float(const struct options *options, const char *name)

@@ -25,11 +25,20 @@ struct segment_mapping {
  * -ENOSPC; -EINVAL; -EMFILE, -ENFILE. */
 int segment_create(const char *name, uint64_t n_bytes, int *ret_fd);
 
-/* The same, with a word on where the pages go: bind(context, address, n_bytes) is called on a mapping of the segment
- * before its pages exist (topology_bind_memory()); its result is returned in *ret_bound and is not an error here. */
-int segment_create_bound(const char *name, uint64_t n_bytes,
-                         int (*bind)(void *context, void *address, uint64_t n_bytes), void *context, int *ret_bound,
-                         int *ret_fd);
+/* Where pages come from and who hears of it; all optional. */
+struct segment_terms {
+    void *context;
+    /* Called on a mapping of the segment before its pages exist (topology_bind_memory()); its result is given back and is
+     * not an error here. */
+    int (*bind)(void *context, void *address, uint64_t n_bytes);
+    /* Before each piece of 1 GiB and at the end; a piece takes part of a second. */
+    void (*promised)(void *context, uint64_t n_done, uint64_t n_bytes);
+    bool from_huge_pool; /* the pages that vm.nr_hugepages keeps; n_bytes is a multiple of 2 MiB */
+};
+
+/* The same on these terms. -ENOMEM also: the pool has not enough pages, there or on the node; -EINVAL, -ENOSYS: this kernel has no huge pages. */
+int segment_create_on(const char *name, uint64_t n_bytes, const struct segment_terms *terms, int *ret_bound,
+                      int *ret_fd);
 
 /* What segment_create() would grant at most now: the smaller of available memory and what the control group leaves. */
 uint64_t segment_available_bytes(void);
@@ -48,5 +57,6 @@ void segment_unmap(struct segment_mapping *mapping); /* accepts NULL and an unma
  * of the same uid). -ENOENT: no /proc. */
 int segment_reopen_readonly(int fd, int *ret_fd);
 
-/* Asks for huge pages for what is resident (best effort). Returns the bytes the kernel says are mapped by huge pages. */
-uint64_t segment_collapse(const struct segment_mapping *mapping);
+/* Asks for huge pages for what is resident (best effort). terms->promised hears of it in pieces of 64 MiB. Returns the
+ * bytes that the kernel says are mapped by huge pages. */
+uint64_t segment_collapse(const struct segment_mapping *mapping, const struct segment_terms *terms);

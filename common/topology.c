@@ -196,8 +196,8 @@ static uint64_t free_bytes(uint32_t os_index)
         return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t bytes = 0;
     while (fgets(line, sizeof(line), file))
-        bytes += read_kib(line, " MemFree:") + read_kib(line, " Inactive(file):") +
-                 read_kib(line, " Active(file):") / 2;
+        bytes +=
+            read_kib(line, " MemFree:") + read_kib(line, " Inactive(file):") + read_kib(line, " Active(file):") / 2;
     fclose(file);
     return bytes;
 }

@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#define TOPOLOGY_MAX_NODES 64u /* that get a store */
+
 struct topology;
 
 struct topology_node {
@@ -25,7 +27,7 @@ struct topology_node {
     uint64_t free_bytes;   /* at the time of the call, files that can be dropped included */
 };
 
-int topology_load(struct topology **ret_topology);         /* -ENOMEM, -EIO */
+int topology_load(struct topology **ret_topology); /* -ENOMEM, -EIO */
 
 /* Another machine, for tests: `source` is hwloc's XML text (it begins with '<') or synthetic description, NULL: this one;
  * `cpus` is a list as the kernel writes it ("0-3,8"), NULL: what we may use. Nothing can be bound there (-ENOSYS). Without
@@ -37,7 +39,7 @@ uint32_t topology_n_nodes(const struct topology *topology);        /* >= 1 */
 uint32_t topology_n_allowed_cpus(const struct topology *topology); /* >= 1: affinity and cpuset of this process */
 int topology_node(const struct topology *topology, uint32_t index, struct topology_node *ret_node); /* -ENOENT */
 
-int topology_find(const struct topology *topology, uint32_t os_index, uint32_t *ret_index);         /* -ENOENT */
+int topology_find(const struct topology *topology, uint32_t os_index, uint32_t *ret_index); /* -ENOENT */
 
 /* Nodes that should have a store: with memory and allowed cpus; when there is none (cpus of one node, memory of another),
  * those with memory. Returns how many there are and writes the first `capacity` of them. */

@@ -168,6 +168,8 @@ static int read_hello(const struct server *server, const struct peer *peer, cons
                             .work_route = hello->work_route,
                             .numa_node = hello->numa_node,
                             .memory_bytes = hello->memory_bytes,
+                            .home_node = hello->home_node,
+                            .node_cores = hello->node_cores,
                             .model = {hello->model_hash_low, hello->model_hash_high},
                             .n_ctx = hello->n_ctx,
                             .weight_bytes = hello->weight_bytes,
@@ -327,6 +329,8 @@ static void heartbeat(struct server *server, struct process *process, const Hcat
                               .n_requests = message->requests,
                               .n_tokens = message->tokens,
                               .device_bytes = message->device_bytes,
+                              .bytes_resident = message->bytes_resident,
+                              .bytes_local = message->bytes_local,
                               .phase = message->phase};
     registry_heard(process, &heard, server->now_us);
 }

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define WINDOW_US UINT64_C(3000000) /* of bytes_per_s */
+
 struct registry {
     uint32_t capacity;
     struct process *entries[]; /* NULL: free */
@@ -259,6 +261,18 @@ void registry_remove(struct registry *registry, struct process *process)
         }
 }
 
+static void measure_rate(struct process *process, uint64_t now_us)
+{
+    uint64_t passed_us = now_us - process->window_us;
+    if (process->window_us != 0 && passed_us < WINDOW_US)
+        return;
+    if (process->window_us != 0 && process->bytes_served >= process->window_bytes)
+        process->bytes_per_s =
+            (uint64_t)((double)(process->bytes_served - process->window_bytes) * 1e6 / (double)passed_us);
+    process->window_us = now_us;
+    process->window_bytes = process->bytes_served;
+}
+
 void registry_heard(struct process *process, const struct heartbeat *heartbeat, uint64_t now_us)
 {
     if (heartbeat->progress != process->progress || !heartbeat->busy || !process->busy)
@@ -267,6 +281,9 @@ void registry_heard(struct process *process, const struct heartbeat *heartbeat, 
     process->progress = heartbeat->progress;
     process->busy = heartbeat->busy;
     process->bytes_served = heartbeat->bytes_served;
+    process->bytes_resident = heartbeat->bytes_resident;
+    process->bytes_local = heartbeat->bytes_local;
+    measure_rate(process, now_us);
     process->n_requests = heartbeat->n_requests;
     process->n_tokens = heartbeat->n_tokens;
     if (heartbeat->device_bytes > 0) /* before its first report: what it said at registration */

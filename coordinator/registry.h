@@ -46,7 +46,8 @@ struct process {
     uint64_t data_route, work_route;
     char achieved[REGISTRY_TEXT_BYTES];
     int32_t numa_node;
-    bool replaced; /* a later life of it has registered */
+    uint32_t home_node, node_cores; /* stores */
+    bool replaced;                  /* a later life of it has registered */
 
     uint64_t memory_bytes;  /* stores */
     struct row_shape shape; /* workers */
@@ -68,12 +69,14 @@ struct process {
     bool busy;
     char phase[64];
     uint64_t bytes_served, n_requests, n_tokens;
+    uint64_t bytes_resident, bytes_local;          /* stores */
+    uint64_t bytes_per_s, window_us, window_bytes; /* served, over the last seconds; the window that runs now */
 };
 
 struct heartbeat {
     uint64_t progress;
     bool busy;
-    uint64_t bytes_served, n_requests, n_tokens, device_bytes;
+    uint64_t bytes_served, n_requests, n_tokens, device_bytes, bytes_resident, bytes_local;
     const char *phase;
 };
 

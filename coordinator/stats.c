@@ -97,8 +97,14 @@ static void describe_process(const struct server *server, const struct process *
     stats->n_starts = supervisor ? supervisor->n_starts : 0;
     stats->achieved = (char *)(uintptr_t)process->achieved;
     stats->phase = (char *)(uintptr_t)process->phase;
-    if (process->role == PROCESS_STORE)
+    if (process->role == PROCESS_STORE) {
         (void)placement_usage(server->placement, process->index, &stats->bytes_total, &stats->bytes_used);
+        stats->home_node = process->home_node;
+        stats->node_cores = process->node_cores;
+        stats->bytes_resident = process->bytes_resident;
+        stats->bytes_local = process->bytes_local;
+        stats->bytes_per_s = process->bytes_per_s;
+    }
     stats->bytes_served = process->bytes_served;
     stats->n_requests = process->n_requests;
     stats->n_tokens = process->n_tokens;

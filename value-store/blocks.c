@@ -54,7 +54,7 @@ int blocks_format(void *segment, const struct blocks_plan *plan, const struct ro
                   const struct blocks_owner *owner, struct blocks **ret_blocks)
 {
     if (layout_check_shape(shape) != 0 || plan->n_blocks == 0 || plan->block_bytes != layout_block_bytes(shape) ||
-        plan->n_bytes != plan->blocks_offset + plan->n_blocks * plan->block_bytes)
+        plan->n_bytes < plan->blocks_offset + plan->n_blocks * plan->block_bytes)
         return -EINVAL;
     struct segment_header *header = segment;
     *header = (struct segment_header){

@@ -30,6 +30,8 @@ int control_hello(struct control *control, uint64_t data_route)
     hello.memory_bytes = store->config.memory_bytes;
     hello.holds_segment = store->blocks != NULL;
     hello.numa_node = store_numa_node(store);
+    hello.home_node = store_home_node(store);
+    hello.node_cores = store_node_cores(store);
     Hcattn__Control__Control message = MESSAGE(hello, HELLO, &hello);
     return link_send(control->link, &message, store->segment_fd);
 }

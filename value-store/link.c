@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,7 +35,15 @@ static void send_heartbeat(struct link *link)
     heartbeat.busy = atomic_load_explicit(&progress->busy, memory_order_relaxed);
     heartbeat.bytes_served = atomic_load_explicit(&progress->bytes_served, memory_order_relaxed);
     heartbeat.requests = atomic_load_explicit(&progress->n_requests, memory_order_relaxed);
+    heartbeat.bytes_resident = atomic_load_explicit(&progress->bytes_resident, memory_order_relaxed);
+    heartbeat.bytes_local = atomic_load_explicit(&progress->bytes_local, memory_order_relaxed);
     heartbeat.phase = (char *)(uintptr_t)atomic_load_explicit(&progress->phase, memory_order_relaxed);
+    uint32_t percent = atomic_load_explicit(&progress->percent, memory_order_relaxed);
+    char phase[64];
+    if (percent > 0) {
+        snprintf(phase, sizeof(phase), "%s %u %%", heartbeat.phase, percent);
+        heartbeat.phase = phase;
+    }
     Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
     control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_HEARTBEAT;
     control.heartbeat = &heartbeat;

@@ -11,13 +11,20 @@
 #include <stdlib.h>
 
 static const char *const isa_names[] = {"auto", "plain", "avx2", "avx512", NULL};
-static const char *const huge_names[] = {"try", "off", NULL};
+static const char *const huge_names[] = {"try", "require", "off", NULL};
 
 static const struct option_spec specs[] = {
     {.name = "runtime-dir", .kind = OPTION_STRING, .metavar = "DIR", .help = "Directory of the sockets."},
     {.name = "index", .kind = OPTION_U32, .default_text = "0", .maximum = 255, .help = "Number of this store."},
-    {.name = "memory", .kind = OPTION_BYTES, .default_text = "1GiB", .help = "Largest segment; taken when formatted."},
-    {.name = "node", .kind = OPTION_U32, .help = "NUMA node to bind to; default: index mod number of nodes."},
+    {.name = "memory",
+     .kind = OPTION_MEMORY,
+     .default_text = "75%",
+     .help = "Largest segment, taken when formatted: a size, or a part of the control group's limit or of the node's "
+             "memory, whichever is smaller. The default takes less where less is free."},
+    {.name = "node",
+     .kind = OPTION_U32,
+     .help = "NUMA node to bind to, the kernel's number; default: by the index, of those with memory and cpus."},
+    {.name = "strict-numa", .kind = OPTION_FLAG, .help = "Threads and memory are bound, or the store does not start."},
     {.name = "threads",
      .kind = OPTION_U32,
      .default_text = "0",
@@ -26,7 +33,11 @@ static const struct option_spec specs[] = {
     {.name = "isa", .kind = OPTION_CHOICE, .default_text = "auto", .choices = isa_names, .help = "Instruction set."},
     {.name = "incarnation", .kind = OPTION_STRING, .metavar = "HEX", .help = "Given by a supervisor; default: random."},
     {.name = "reconnect-timeout", .kind = OPTION_DURATION, .default_text = "60s", .help = "For a lost coordinator."},
-    {.name = "huge-pages", .kind = OPTION_CHOICE, .default_text = "try", .choices = huge_names, .help = "For rows."},
+    {.name = "huge-pages",
+     .kind = OPTION_CHOICE,
+     .default_text = "try",
+     .choices = huge_names,
+     .help = "For rows: from the kernel's pool if it has enough of them, else made of small pages."},
     {.name = "spin-us",
      .kind = OPTION_U32,
      .maximum = 1000,
@@ -47,10 +58,13 @@ static int configure(const struct options *options, struct server_config *config
     config->store = (struct store_config){
         .index = options_u32(options, "index"),
         .memory_bytes = options_bytes(options, "memory"),
+        .memory_percent = options_percent(options, "memory"),
+        .memory_fits = !options_given(options, "memory"),
         .has_node = options_given(options, "node"),
         .node = options_u32(options, "node"),
         .n_threads = options_u32(options, "threads"),
-        .huge_pages = options_choice(options, "huge-pages") == 0,
+        .huge_pages = (enum store_huge)options_choice(options, "huge-pages"),
+        .strict_numa = options_flag(options, "strict-numa"),
         .has_spin = options_given(options, "spin-us"),
         .spin_us = options_u32(options, "spin-us"),
     };
@@ -89,7 +103,9 @@ int main(int argc, char **argv)
         int result = signals_open(false, &signal_fd);
         if (result == 0)
             result = server_new(&config, &server);
-        status = result == 0 ? (int)server_run(server, signal_fd) : result == -ENOENT || result == -ENOTSUP ? 2 : 1;
+        status = result == 0                                                   ? (int)server_run(server, signal_fd)
+                 : result == -ENOENT || result == -ENOTSUP || result == -EPERM ? 2
+                                                                               : 1;
     }
     server_free(server);
     signals_close(signal_fd);

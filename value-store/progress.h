@@ -14,6 +14,9 @@ struct progress {
     _Atomic uint64_t value; /* grows while something is done: per partial, per adopted block, per message */
     _Atomic uint64_t bytes_served;
     _Atomic uint64_t n_requests;
+    _Atomic uint64_t bytes_resident,
+        bytes_local;          /* of the segment: mapped pages, and those on the store's node; placement.c */
+    _Atomic uint32_t percent; /* of a long phase; 0: not counted */
     atomic_bool busy;
     _Atomic(const char *) phase; /* a literal */
 };
@@ -29,5 +32,6 @@ static inline void progress_end(struct progress *progress)
 {
     atomic_fetch_add_explicit(&progress->value, 1, memory_order_relaxed);
     atomic_store_explicit(&progress->busy, false, memory_order_relaxed);
+    atomic_store_explicit(&progress->percent, 0, memory_order_relaxed);
     atomic_store_explicit(&progress->phase, "idle", memory_order_relaxed);
 }

@@ -57,6 +57,18 @@ static void warn(struct server *server, const char *line)
     server->n_unsaid = 0;
 }
 
+static void warn_unbound(const struct store *store)
+{
+    if (store->threads_bound < 0)
+        LOG_WARNING("threads are not bound to node %u: %s", store_home_node(store), strerror(-store->threads_bound));
+    if (store->memory_right == -EPERM)
+        LOG_WARNING(
+            "memory is not bound to node %u: %s: its pages come from where the threads run; " STORE_BINDING_HELP,
+            store_home_node(store), strerror(EPERM));
+    else if (store->memory_right < 0)
+        LOG_WARNING("memory is not bound to node %u: %s", store_home_node(store), strerror(-store->memory_right));
+}
+
 int server_new(const struct server_config *config, struct server **ret_server)
 {
     char text[CONTROL_TEXT] = "";
@@ -88,9 +100,7 @@ int server_new(const struct server_config *config, struct server **ret_server)
     };
     LOG_INFO("store %u, incarnation %016" PRIx64 ": %s; coordinator at %s", config->store.index,
              config->store.incarnation, store_describe(server->store, text, sizeof(text)), server->peer_path);
-    if (server->store->threads_bound < 0)
-        LOG_WARNING("threads are not bound to node %u: %s; a container needs --cap-add SYS_NICE and its cpus",
-                    server->store->node, strerror(-server->store->threads_bound));
+    warn_unbound(server->store);
     *ret_server = server;
     return 0;
 }

@@ -1,16 +1,20 @@
 /* store.c - node, threads, segment. */
 #include "value-store/store.h"
+#include "common/budget.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MIB          (1024.0 * 1024.0)
 #define CPUS_TO_SPIN 8u /* below, whoever spins keeps worker or store from working */
 #define SPIN_US      20u
+#define NODE_SPARE   64u /* part of a node's memory that the kernel keeps for itself */
 
 static void setup_thread(void *context, uint32_t thread)
 {
@@ -21,12 +25,22 @@ static void setup_thread(void *context, uint32_t thread)
 
 static int choose_node(struct store *store, char sentence[STORE_SENTENCE])
 {
-    uint32_t n_nodes = topology_n_nodes(store->topology);
-    struct topology_node node;
-    store->node = store->config.has_node ? store->config.node : store->config.index % n_nodes;
-    int result = topology_node(store->topology, store->node, &node);
+    char list[STORE_SENTENCE / 2];
+    uint32_t nodes[TOPOLOGY_MAX_NODES];
+    uint32_t n_nodes = topology_store_nodes(store->topology, nodes, TOPOLOGY_MAX_NODES);
+    int result = 0;
+    if (store->config.has_node)
+        result = topology_find(store->topology, store->config.node, &store->node);
+    else if (n_nodes > 0)
+        store->node = nodes[store->config.index % (n_nodes < TOPOLOGY_MAX_NODES ? n_nodes : TOPOLOGY_MAX_NODES)];
+    struct topology_node node = {0};
+    if (result == 0)
+        result = topology_node(store->topology, store->node, &node);
+    if (result == 0 && node.memory_bytes == 0)
+        result = -ENOENT;
     if (result < 0) {
-        snprintf(sentence, STORE_SENTENCE, "there is no node %u: nodes are 0 to %u", store->node, n_nodes - 1);
+        snprintf(sentence, STORE_SENTENCE, "there is no node %u with memory: nodes are %s", store->config.node,
+                 topology_list(store->topology, list, sizeof(list)));
         return result;
     }
     store->threads_bound = topology_bind_thread(store->topology, store->node);
@@ -36,6 +50,38 @@ static int choose_node(struct store *store, char sentence[STORE_SENTENCE])
     uint32_t n_cpus = topology_n_allowed_cpus(store->topology);
     store->spin_us = store->config.has_spin ? store->config.spin_us : n_cpus < CPUS_TO_SPIN ? 0 : SPIN_US;
     return 0;
+}
+
+/* Whether memory may be bound at all is known before a segment is made. */
+static int try_memory(struct store *store, char sentence[STORE_SENTENCE])
+{
+    void *page = mmap(NULL, LAYOUT_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return -errno;
+    store->memory_right = topology_bind_memory(store->topology, store->node, page, LAYOUT_PAGE_BYTES);
+    munmap(page, LAYOUT_PAGE_BYTES);
+    if (!store->config.strict_numa || (store->memory_right == 0 && store->threads_bound == 0))
+        return 0;
+    if (store->memory_right < 0)
+        snprintf(sentence, STORE_SENTENCE, "--strict-numa: memory cannot be bound to node %u: %s%s",
+                 store_home_node(store), strerror(-store->memory_right),
+                 store->memory_right == -EPERM ? "; " STORE_BINDING_HELP : "");
+    else
+        snprintf(sentence, STORE_SENTENCE, "--strict-numa: threads cannot be bound to node %u: %s",
+                 store_home_node(store), strerror(-store->threads_bound));
+    return -EPERM;
+}
+
+static int choose_memory(struct store *store, char sentence[STORE_SENTENCE])
+{
+    const struct budget_terms terms = {.percent = store->config.memory_percent, .n_in_group = 1, .n_on_node = 1};
+    if (terms.percent > 0)
+        store->config.memory_bytes = budget_bytes(store->topology, store->node, &terms);
+    if (store->config.memory_bytes > 0)
+        return 0;
+    snprintf(sentence, STORE_SENTENCE, "--memory %u%%: that is nothing on node %u", terms.percent,
+             store_home_node(store));
+    return -ENOSPC;
 }
 
 static int start_threads(struct store *store, char sentence[STORE_SENTENCE])
@@ -74,6 +120,10 @@ int store_open(const struct store_config *config, struct store **ret_store, char
     if (result == 0)
         result = choose_node(store, sentence);
     if (result == 0)
+        result = try_memory(store, sentence);
+    if (result == 0)
+        result = choose_memory(store, sentence);
+    if (result == 0)
         result = start_threads(store, sentence);
     if (result < 0) {
         store_close(store);
@@ -85,6 +135,7 @@ int store_open(const struct store_config *config, struct store **ret_store, char
 
 static void drop_segment(struct store *store)
 {
+    store->placement = placement_stop(store->placement);
     store->blocks = blocks_free(store->blocks);
     segment_unmap(&store->mapping);
     if (store->segment_fd >= 0)
@@ -120,18 +171,66 @@ static struct blocks_owner owner_of(struct store *store)
 
 /* ---- format ---- */
 
+/* That nobody looks is no reason not to serve. */
+static void watch_placement(struct store *store)
+{
+    (void)placement_start(store->topology, store->node, &store->mapping, &store->progress, &store->placement);
+}
+
 static int bind_segment(void *context, void *address, uint64_t n_bytes)
 {
     const struct store *store = context;
     return topology_bind_memory(store->topology, store->node, address, n_bytes);
 }
 
-static int make_segment(struct store *store, const struct blocks_plan *plan, char sentence[STORE_SENTENCE])
+static void note_promised(void *context, uint64_t n_done, uint64_t n_bytes)
+{
+    struct store *store = context;
+    atomic_fetch_add_explicit(&store->progress.value, 1, memory_order_relaxed);
+    atomic_store_explicit(&store->progress.percent, (uint32_t)((double)n_done / (double)n_bytes * 100),
+                          memory_order_relaxed);
+}
+
+/* From the pool of huge pages if it has all of them there: it is asked by taking them, so none can be missing later. */
+static int create_segment(struct store *store, struct blocks_plan *plan, uint64_t max_bytes, int *ret_fd)
 {
     char name[32];
-    int fd;
+    struct segment_terms terms = {.context = store, .bind = bind_segment, .promised = note_promised};
+    uint64_t whole = (plan->n_bytes + SEGMENT_ALIGNMENT - 1) / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
     snprintf(name, sizeof(name), "hcattn-store-%u", store->config.index);
-    int result = segment_create_bound(name, plan->n_bytes, bind_segment, store, &store->memory_bound, &fd);
+    if (store->config.huge_pages != STORE_HUGE_OFF && whole <= max_bytes) {
+        terms.from_huge_pool = true;
+        if (segment_create_on(name, whole, &terms, &store->memory_bound, ret_fd) == 0) {
+            store->huge_bytes = plan->n_bytes = whole;
+            return 0;
+        }
+        terms.from_huge_pool = false;
+    }
+    return segment_create_on(name, plan->n_bytes, &terms, &store->memory_bound, ret_fd);
+}
+
+/* Bound memory is taken from the node or not at all: there the kernel would rather kill a process than say no. */
+static int check_room(const struct store *store, uint64_t n_bytes, char sentence[STORE_SENTENCE])
+{
+    struct topology_node node;
+    if (store->memory_right != 0 || topology_node(store->topology, store->node, &node) < 0)
+        return 0;
+    uint64_t spare = node.memory_bytes / NODE_SPARE;
+    uint64_t room = node.free_bytes > spare ? node.free_bytes - spare : 0;
+    if (n_bytes <= room)
+        return 0;
+    snprintf(sentence, STORE_SENTENCE, "a segment of %.0f MiB does not fit into node %u: it has %.0f MiB free of %.0f",
+             (double)n_bytes / MIB, node.os_index, (double)room / MIB, (double)node.memory_bytes / MIB);
+    return -ENOMEM;
+}
+
+static int make_segment(struct store *store, struct blocks_plan *plan, uint64_t max_bytes,
+                        char sentence[STORE_SENTENCE])
+{
+    int fd, result = check_room(store, plan->n_bytes, sentence);
+    if (result < 0)
+        return result;
+    result = create_segment(store, plan, max_bytes, &fd);
     if (result < 0) {
         snprintf(sentence, STORE_SENTENCE, "a segment of %.0f MiB could not be made: %s (%.0f MiB are available)",
                  (double)plan->n_bytes / MIB, strerror(-result), (double)segment_available_bytes() / MIB);
@@ -145,31 +244,48 @@ static int make_segment(struct store *store, const struct blocks_plan *plan, cha
         return result;
     }
     store->segment_fd = fd;
-    if (store->config.huge_pages)
-        store->huge_bytes = segment_collapse(&store->mapping);
+    if (store->config.huge_pages != STORE_HUGE_OFF && store->huge_bytes == 0)
+        store->huge_bytes = segment_collapse(
+            &store->mapping, &(const struct segment_terms){.context = store, .promised = note_promised});
+    uint64_t wanted = plan->n_bytes / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
+    if (store->config.huge_pages == STORE_HUGE_REQUIRE && (wanted == 0 || store->huge_bytes < wanted)) {
+        snprintf(sentence, STORE_SENTENCE,
+                 "--huge-pages require: %.0f of %.0f MiB are in huge pages; 'sysctl vm.nr_hugepages=%.0f' keeps them",
+                 (double)store->huge_bytes / MIB, (double)plan->n_bytes / MIB,
+                 (double)(plan->n_bytes / SEGMENT_ALIGNMENT + 1));
+        return -ENOMEM;
+    }
     return 0;
 }
 
 int store_format(struct store *store, const struct row_shape *shape, char sentence[STORE_SENTENCE])
 {
     struct blocks_plan plan;
-    int result = blocks_plan(shape, store->config.memory_bytes, &plan);
+    uint64_t max_bytes = store->config.memory_bytes;
+    drop_segment(store); /* first: both may not fit */
+    if (store->config.memory_fits) {
+        const struct budget_terms alone = {.percent = 100, .n_in_group = 1, .n_on_node = 1};
+        uint64_t free_bytes = budget_free_bytes(store->topology, store->node, &alone);
+        max_bytes = free_bytes < max_bytes ? free_bytes : max_bytes;
+    }
+    int result = blocks_plan(shape, max_bytes, &plan);
     if (result == -ENOSPC)
         snprintf(sentence, STORE_SENTENCE, "a block of this model takes %.1f MiB: --memory %.1f MiB does not hold one",
-                 (double)layout_block_bytes(shape) / MIB, (double)store->config.memory_bytes / MIB);
+                 (double)layout_block_bytes(shape) / MIB, (double)max_bytes / MIB);
     else if (result < 0)
         snprintf(sentence, STORE_SENTENCE, "rows of %u layers, %u KV heads, head_dim %u, codec %u are not supported",
                  shape->n_layers, shape->n_kv_heads, shape->head_dim, shape->codec);
     if (result < 0)
         return result;
-    drop_segment(store); /* first: both may not fit */
-    result = make_segment(store, &plan, sentence);
+    result = make_segment(store, &plan, max_bytes, sentence);
     if (result == 0) {
         struct blocks_owner owner = owner_of(store);
         result = blocks_format(store->mapping.address, &plan, shape, &owner, &store->blocks);
         if (result < 0)
             snprintf(sentence, STORE_SENTENCE, "a segment could not be formatted: %s", strerror(-result));
     }
+    if (result == 0)
+        watch_placement(store);
     if (result < 0)
         drop_segment(store);
     return result;
@@ -203,6 +319,10 @@ int store_adopt(struct store *store, int fd, struct blocks_adoption *ret_adoptio
     struct topology_node node;
     bool here = topology_node(store->topology, store->node, &node) == 0 && header->numa_node == (int32_t)node.os_index;
     store->memory_bound = here ? 0 : -EALREADY;
+    struct stat status;
+    if (fstat(fd, &status) == 0 && (uint64_t)status.st_blksize == SEGMENT_ALIGNMENT)
+        store->huge_bytes = mapping.n_bytes; /* of the pool */
+    watch_placement(store);
     return 0;
 }
 
@@ -235,6 +355,18 @@ void store_serve(struct store *store, const struct request_slot *slot, struct re
 }
 
 /* ---- what was achieved ---- */
+
+uint32_t store_home_node(const struct store *store)
+{
+    struct topology_node node;
+    return topology_node(store->topology, store->node, &node) < 0 ? 0 : node.os_index;
+}
+
+uint32_t store_node_cores(const struct store *store)
+{
+    struct topology_node node;
+    return topology_node(store->topology, store->node, &node) < 0 ? 0 : node.n_cores;
+}
 
 int32_t store_numa_node(const struct store *store)
 {

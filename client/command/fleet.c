@@ -40,17 +40,16 @@ static void add(struct fleet *fleet, const char *role, uint32_t index)
     fleet->members[fleet->n_members++] = (struct fleet_member){.role = role_find(role), .index = index};
 }
 
-int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, const char *policy,
-               int lock_fd)
+int fleet_init(struct fleet *fleet, const struct options *options, const struct placing *placing, const char *directory,
+               const char *policy, int lock_fd)
 {
-    *fleet = (struct fleet){.options = options, .policy = policy, .lock_fd = lock_fd};
+    *fleet = (struct fleet){.options = options, .placing = placing, .policy = policy, .lock_fd = lock_fd};
     snprintf(fleet->directory, sizeof(fleet->directory), "%s", directory);
     ssize_t n = readlink("/proc/self/exe", fleet->self, sizeof(fleet->self) - 1);
     if (n < 0)
         return -errno;
-    uint32_t n_stores = options_u32(options, "stores");
     add(fleet, "coordinator", 0);
-    for (uint32_t i = 0; i < n_stores && i < FLEET_MAX_STORES; i++)
+    for (uint32_t i = 0; i < placing->n_stores && i < FLEET_MAX_STORES; i++)
         add(fleet, "value-store", i);
     uint32_t n_workers = options_u32(options, "workers");
     for (uint32_t i = 0; i < n_workers && i < FLEET_MAX_WORKERS; i++)
@@ -65,19 +64,39 @@ static bool is_ours(const char *name)
            strcmp(name, "transport") == 0;
 }
 
-/* hcattn run ROLE --index N --runtime-dir D ... -- options of the role. `names` holds "--option" texts. */
+struct texts {
+    char names[MAX_ARGUMENTS / 2][40];
+    char index[16], n_stores[16], node[16], memory[24];
+};
+
+/* Node and memory, which differ from store to store. */
+static size_t add_placing(const struct fleet *fleet, const struct fleet_member *member, struct texts *texts,
+                          char *argv[MAX_ARGUMENTS], size_t n)
+{
+    const struct placing_store *store = &fleet->placing->stores[member->index];
+    snprintf(texts->node, sizeof(texts->node), "%" PRIu32, store->node);
+    snprintf(texts->memory, sizeof(texts->memory), "%" PRIu64, store->memory_bytes);
+    argv[n++] = (char *)"--node";
+    argv[n++] = texts->node;
+    argv[n++] = (char *)"--memory";
+    argv[n++] = store->memory_bytes ? texts->memory : (char *)options_text(fleet->options, "memory");
+    return n;
+}
+
+/* hcattn run ROLE --index N --runtime-dir D ... -- options of the role. `texts` holds what is not there already. */
 static void make_argv(const struct fleet *fleet, const struct fleet_member *member, const char *model,
-                      char *argv[MAX_ARGUMENTS], char names[][40], char index_text[16])
+                      char *argv[MAX_ARGUMENTS], struct texts *texts)
 {
     static const char *const passed_to_run[] = {"bin-dir", "stop-timeout", "max-restarts", "log-level", NULL};
     const struct options *options = fleet->options;
     size_t n = 0, n_names = 0;
-    snprintf(index_text, 16, "%" PRIu32, member->index);
+    snprintf(texts->index, sizeof(texts->index), "%" PRIu32, member->index);
+    snprintf(texts->n_stores, sizeof(texts->n_stores), "%" PRIu32, fleet->placing->n_stores);
     argv[n++] = (char *)"hcattn";
     argv[n++] = (char *)"run";
     argv[n++] = (char *)member->role->name;
     argv[n++] = (char *)"--index";
-    argv[n++] = index_text;
+    argv[n++] = texts->index;
     argv[n++] = (char *)"--runtime-dir";
     argv[n++] = (char *)fleet->directory;
     if (options_config_file(options)) {
@@ -87,8 +106,8 @@ static void make_argv(const struct fleet *fleet, const struct fleet_member *memb
     for (size_t i = 0; passed_to_run[i]; i++) {
         if (!options_given(options, passed_to_run[i]))
             continue;
-        snprintf(names[n_names], sizeof(names[0]), "--%s", passed_to_run[i]);
-        argv[n++] = names[n_names++];
+        snprintf(texts->names[n_names], sizeof(texts->names[0]), "--%s", passed_to_run[i]);
+        argv[n++] = texts->names[n_names++];
         argv[n++] = (char *)options_text(options, passed_to_run[i]);
     }
     argv[n++] = (char *)"--";
@@ -96,19 +115,28 @@ static void make_argv(const struct fleet *fleet, const struct fleet_member *memb
         bool is_model = strcmp(*name, "model") == 0;
         if (!is_model && !is_ours(*name) && !options_given(options, *name))
             continue;
-        snprintf(names[n_names], sizeof(names[0]), "--%s", *name);
-        argv[n++] = names[n_names++];
-        bool is_policy = strcmp(*name, "policy") == 0;
-        argv[n++] = (char *)(is_model ? model : is_policy ? fleet->policy : options_text(options, *name));
+        bool is_flag = strcmp(*name, "strict-numa") == 0;
+        bool is_off = is_flag && !options_flag(options, *name);
+        snprintf(texts->names[n_names], sizeof(texts->names[0]), is_off ? "--no-%s" : "--%s", *name);
+        argv[n++] = texts->names[n_names++];
+        if (is_flag)
+            continue;
+        bool is_policy = strcmp(*name, "policy") == 0, is_stores = strcmp(*name, "stores") == 0;
+        argv[n++] = is_stores ? texts->n_stores
+                              : (char *)(is_model    ? model
+                                         : is_policy ? fleet->policy
+                                                     : options_text(options, *name));
     }
+    if (member->role->number == HCATTN__CONTROL__ROLE__VALUE_STORE)
+        n = add_placing(fleet, member, texts, argv, n);
     argv[n] = NULL;
 }
 
 static void start_member(struct fleet *fleet, struct fleet_member *member, const char *model)
 {
     char *argv[MAX_ARGUMENTS];
-    char names[MAX_ARGUMENTS / 2][40], index_text[16];
-    make_argv(fleet, member, model, argv, names, index_text);
+    struct texts texts;
+    make_argv(fleet, member, model, argv, &texts);
     if (fleet->group && kill(-fleet->group, 0) < 0)
         fleet->group = 0; /* the last one of it has died */
     struct child child = {

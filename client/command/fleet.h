@@ -7,13 +7,14 @@
  */
 #pragma once
 
+#include "client/command/placing.h"
 #include "client/command/role.h"
 #include "common/options.h"
 
 #include <stdint.h>
 #include <sys/types.h>
 
-#define FLEET_MAX_STORES  12u
+#define FLEET_MAX_STORES  PLACING_MAX_STORES
 #define FLEET_MAX_WORKERS 16u
 
 struct fleet_member {
@@ -27,6 +28,7 @@ struct fleet_member {
 
 struct fleet {
     const struct options *options; /* of `up` */
+    const struct placing *placing; /* of the stores */
     const char *policy;            /* what the option --policy says, with the residency */
     char self[4096];               /* this program */
     char directory[OPTIONS_PATH_SIZE];
@@ -38,9 +40,9 @@ struct fleet {
     char reason[256];
 };
 
-/* Of `options`: the numbers of stores and workers, and what their processes are given. `policy` is kept, not copied. */
-int fleet_init(struct fleet *fleet, const struct options *options, const char *directory, const char *policy,
-               int lock_fd);
+/* Of `options`: the number of workers, and what the processes are given. `placing` and `policy` are kept, not copied. */
+int fleet_init(struct fleet *fleet, const struct options *options, const struct placing *placing, const char *directory,
+               const char *policy, int lock_fd);
 /* Starts what is to be started now; fleet->status on failure. model: what the workers are given. */
 int fleet_start(struct fleet *fleet, const char *model);
 

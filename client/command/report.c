@@ -75,6 +75,7 @@ void report_table(const struct hcattn_health *health, const struct hcattn_stats 
                   "STARTS", "MEMORY", "DEVICE", "ACHIEVED");
     for (size_t i = 0; i < stats->n_processes; i++)
         process_row(&stats->processes[i]);
+    report_node_table(stats->processes, stats->n_processes);
     if (stats->n_sessions) {
         output_text("\n");
         report_session_table(stats->sessions, stats->n_sessions);
@@ -95,24 +96,28 @@ json_t *report_hex(uint64_t number)
 
 static json_t *process_json(const struct hcattn_process_stats *process)
 {
-    return json_pack("{s:o,s:I,s:I,s:o,s:i,s:I,s:o,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o}", //
-                     "program", report_text(process->program),                                    //
-                     "index", (json_int_t)process->index,                                         //
-                     "pid", (json_int_t)process->pid,                                             //
-                     "state", report_text(process->state),                                        //
-                     "node", process->node,                                                       //
-                     "starts", (json_int_t)process->n_starts,                                     //
-                     "achieved", report_text(process->achieved),                                  //
-                     "phase", report_text(process->phase),                                        //
-                     "bytes_total", (json_int_t)process->bytes_total,                             //
-                     "bytes_used", (json_int_t)process->bytes_used,                               //
-                     "bytes_served", (json_int_t)process->bytes_served,                           //
-                     "requests", (json_int_t)process->n_requests,                                 //
-                     "tokens", (json_int_t)process->n_tokens,                                     //
-                     "weight_bytes", (json_int_t)process->weight_bytes,                           //
-                     "device_budget_bytes", (json_int_t)process->device_budget_bytes,             //
-                     "device_bytes", (json_int_t)process->device_bytes,                           //
-                     "sessions", (json_int_t)process->n_sessions,                                 //
+    return json_pack("{s:o,s:I,s:I,s:o,s:i,s:I,s:o,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o}", //
+                     "program", report_text(process->program),                                                    //
+                     "index", (json_int_t)process->index,                                                         //
+                     "pid", (json_int_t)process->pid,                                                             //
+                     "state", report_text(process->state),                                                        //
+                     "node", process->node,                                                                       //
+                     "starts", (json_int_t)process->n_starts,                                                     //
+                     "achieved", report_text(process->achieved),                                                  //
+                     "phase", report_text(process->phase),                                                        //
+                     "bytes_total", (json_int_t)process->bytes_total,                                             //
+                     "bytes_used", (json_int_t)process->bytes_used,                                               //
+                     "bytes_served", (json_int_t)process->bytes_served,                                           //
+                     "requests", (json_int_t)process->n_requests,                                                 //
+                     "tokens", (json_int_t)process->n_tokens,                                                     //
+                     "weight_bytes", (json_int_t)process->weight_bytes,                                           //
+                     "device_budget_bytes", (json_int_t)process->device_budget_bytes,                             //
+                     "device_bytes", (json_int_t)process->device_bytes,                                           //
+                     "sessions", (json_int_t)process->n_sessions,                                                 //
+                     "home_node", (json_int_t)process->home_node,                                                 //
+                     "bytes_resident", (json_int_t)process->bytes_resident,                                       //
+                     "bytes_local", (json_int_t)process->bytes_local,                                             //
+                     "bytes_per_s", (json_int_t)process->bytes_per_s,                                             //
                      "incarnation", report_hex(process->incarnation));
 }
 
@@ -121,26 +126,27 @@ json_t *report_json(const struct hcattn_health *health, const struct hcattn_stat
     json_t *processes = json_array();
     for (size_t i = 0; i < stats->n_processes; i++)
         json_array_append_new(processes, process_json(&stats->processes[i]));
-    return json_pack("{s:b,s:b,s:o,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:b,s:I,s:o,s:o}", //
-                     "live", health->live,                                                                    //
-                     "ready", health->ready,                                                                  //
-                     "sentence", report_text(health->sentence),                                               //
-                     "coordinator", report_hex(health->coordinator),                                          //
-                     "version", report_text(stats->version),                                                  //
-                     "model", report_text(stats->model),                                                      //
-                     "n_ctx", (json_int_t)stats->n_ctx,                                                       //
-                     "default_max_tokens", (json_int_t)stats->default_max_tokens,                             //
-                     "transport", report_text(stats->transport),                                              //
-                     "policy", report_text(stats->policy),                                                    //
-                     "row_codec", report_text(stats->row_codec),                                              //
-                     "exact_tokens", (json_int_t)stats->exact_tokens,                                         //
-                     "device_bytes_per_token", (json_int_t)stats->device_bytes_per_token,                     //
-                     "store_bytes_per_token", (json_int_t)stats->store_bytes_per_token,                       //
-                     "running", (json_int_t)stats->n_running,                                                 //
-                     "queued", (json_int_t)stats->n_queued,                                                   //
-                     "max_queued", (json_int_t)stats->max_queued,                                             //
-                     "draining", stats->draining,                                                             //
-                     "uptime_s", (json_int_t)stats->uptime_s,                                                 //
-                     "processes", processes,                                                                  //
+    return json_pack("{s:b,s:b,s:o,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:o}", //
+                     "live", health->live,                                                                        //
+                     "ready", health->ready,                                                                      //
+                     "sentence", report_text(health->sentence),                                                   //
+                     "coordinator", report_hex(health->coordinator),                                              //
+                     "version", report_text(stats->version),                                                      //
+                     "model", report_text(stats->model),                                                          //
+                     "n_ctx", (json_int_t)stats->n_ctx,                                                           //
+                     "default_max_tokens", (json_int_t)stats->default_max_tokens,                                 //
+                     "transport", report_text(stats->transport),                                                  //
+                     "policy", report_text(stats->policy),                                                        //
+                     "row_codec", report_text(stats->row_codec),                                                  //
+                     "exact_tokens", (json_int_t)stats->exact_tokens,                                             //
+                     "device_bytes_per_token", (json_int_t)stats->device_bytes_per_token,                         //
+                     "store_bytes_per_token", (json_int_t)stats->store_bytes_per_token,                           //
+                     "running", (json_int_t)stats->n_running,                                                     //
+                     "queued", (json_int_t)stats->n_queued,                                                       //
+                     "max_queued", (json_int_t)stats->max_queued,                                                 //
+                     "draining", stats->draining,                                                                 //
+                     "uptime_s", (json_int_t)stats->uptime_s,                                                     //
+                     "processes", processes,                                                                      //
+                     "nodes", report_node_list(stats->processes, stats->n_processes),                             //
                      "sessions", report_session_list(stats->sessions, stats->n_sessions));
 }

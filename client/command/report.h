@@ -16,7 +16,11 @@ json_t *report_session_list(const struct hcattn_session_stats *sessions, size_t 
 void report_session_details(const struct hcattn_description *description);
 json_t *report_session_json(const struct hcattn_description *description);
 
-/* Pieces of both. */
+/* report_nodes.c: the stores' NUMA nodes */
+void report_node_table(const struct hcattn_process_stats *processes, size_t n_processes);
+json_t *report_node_list(const struct hcattn_process_stats *processes, size_t n_processes); /* an array */
+
+/* Pieces of all. */
 #define REPORT_SIZE_TEXT 24
 const char *report_size(uint64_t n_bytes, char text[REPORT_SIZE_TEXT]); /* "512 B", "3.2 MiB"; returns text */
 const char *report_word(const char *text);                              /* a dash in place of nothing */

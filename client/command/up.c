@@ -31,6 +31,7 @@
 static const char *const transports[] = {"ring", "routed", "direct", NULL};
 static const char *const row_codecs[] = {"f16", "q8_0", NULL};
 static const char *const micro_batches[] = {"auto", "1", "2", NULL};
+static const char *const huge_pages[] = {"try", "require", "off", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const backends[] = {"cpu", "reference", NULL};
 
@@ -42,11 +43,14 @@ static const struct option_spec specs[] = {
      .help = "GGUF file; by default the one that scripts/fetch-model gets"},
     {.name = "stores",
      .kind = OPTION_U32,
-     .default_text = "1",
      .minimum = 1,
      .maximum = FLEET_MAX_STORES,
      .metavar = "N",
-     .help = "value-stores; one per NUMA node is best"},
+     .help = "value-stores; by default one for each NUMA node that has memory and cpus that may be used"},
+    {.name = "nodes",
+     .kind = OPTION_STRING,
+     .metavar = "N,N,...",
+     .help = "NUMA nodes that get a store each (with --stores the stores in turn), by the kernel's numbers"},
     {.name = "workers",
      .kind = OPTION_U32,
      .default_text = "1",
@@ -55,9 +59,17 @@ static const struct option_spec specs[] = {
      .metavar = "N",
      .help = "gpu-workers; one per device"},
     {.name = "memory",
-     .kind = OPTION_BYTES,
-     .metavar = "SIZE",
-     .help = "of each store; the store's own default if not given"},
+     .kind = OPTION_MEMORY,
+     .help = "of each store; a percentage is of all stores together, of the control group's limit or of the node's "
+             "memory, whichever is smaller; 50% if not given, or what is free"},
+    {.name = "huge-pages",
+     .kind = OPTION_CHOICE,
+     .default_text = "try",
+     .choices = huge_pages,
+     .help = "of the stores; from the pool of vm.nr_hugepages if it has enough"},
+    {.name = "strict-numa",
+     .kind = OPTION_FLAG,
+     .help = "stores do not start where threads or memory cannot be bound to the node"},
     {.name = "device-memory",
      .kind = OPTION_BYTES,
      .metavar = "SIZE",
@@ -169,6 +181,7 @@ struct up {
     int lock_fd;
     int signal_fd;
     int report_fd; /* of detach.h; -1: we are in the foreground */
+    struct placing placing;
     struct fleet fleet;
     struct hcattn *client;
     bool stop_asked;
@@ -292,13 +305,16 @@ static int wait_ready(struct up *up)
     }
 }
 
-static void show_table(struct hcattn *client)
+static void show_table(const struct up *up, struct hcattn *client)
 {
+    char sharing[PLACING_TEXT];
     struct hcattn_health health;
     struct hcattn_stats stats;
     if (hcattn_health(client, 10 * ASK_MS, &health, NULL) < 0 || hcattn_stats(client, 10 * ASK_MS, &stats, NULL) < 0)
         return;
     report_table(&health, &stats);
+    if (*placing_sharing(&up->placing, options_u32(up->options, "workers"), sharing))
+        output_format("\n%s.\n", sharing);
     output_flush();
     hcattn_stats_free(&stats);
 }
@@ -306,7 +322,7 @@ static void show_table(struct hcattn *client)
 /* The service, from the first process to the last. */
 static int serve(struct up *up)
 {
-    int error = fleet_init(&up->fleet, up->options, up->directory, up->policy, up->lock_fd);
+    int error = fleet_init(&up->fleet, up->options, &up->placing, up->directory, up->policy, up->lock_fd);
     if (!error)
         error = signals_open(true, &up->signal_fd);
     if (error)
@@ -317,7 +333,7 @@ static int serve(struct up *up)
     else
         status = wait_ready(up);
     if (!status && !up->stop_asked) {
-        show_table(up->client);
+        show_table(up, up->client);
         if (up->report_fd >= 0) {
             detach_ready(up->report_fd);
             close(up->report_fd);
@@ -344,7 +360,7 @@ static void show_detached(const struct up *up, const char *log_path)
     struct hcattn_config config = {.runtime_dir = up->directory};
     struct hcattn *client = NULL;
     if (hcattn_open(&config, &client, NULL) == 0)
-        show_table(client);
+        show_table(up, client);
     hcattn_close(client);
     output_format("\nThe service runs in the background; 'hcattn down' stops it. Its log: %s\n", log_path);
 }
@@ -356,6 +372,8 @@ static int run(struct up *up)
         return command_fail(COMMAND_USAGE, NAME, "%s", reason);
     if (opening_policy(up->options, options_string(up->options, "policy"), up->policy, reason, sizeof(reason)) < 0)
         return command_fail(COMMAND_USAGE, NAME, "--policy: %s", reason);
+    if (placing_plan(up->options, &up->placing, reason) < 0)
+        return command_fail(COMMAND_USAGE, NAME, "%s", reason);
     int status = take_lock(up);
     if (!status)
         status = find_model(up);

@@ -87,6 +87,7 @@ void service_launch(struct service *service, const char *const *arguments, const
         dup2(fd, 1);
         dup2(fd, 2);
         setenv("HCATTN_RUNTIME_DIR", service->directory, 1);
+        setenv("HCATTN_MEMORY", "1GiB", 1); /* the default is half of the machine */
         for (; environment != NULL && *environment != NULL; environment++)
             putenv((char *)(uintptr_t)*environment);
         execv(program, (char *const *)(uintptr_t)argv);

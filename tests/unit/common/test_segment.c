@@ -161,8 +161,9 @@ static void binding_comes_before_the_pages(void **state)
     (void)state;
     for (int result = 0; result >= -EPERM; result -= EPERM) {
         struct bound bound = {.resident = 1, .result = result};
+        const struct segment_terms terms = {.context = &bound, .bind = note_binding};
         int fd = -1, ret_bound = 1;
-        assert_int_equal(segment_create_bound("test", MIB, note_binding, &bound, &ret_bound, &fd), 0);
+        assert_int_equal(segment_create_on("test", MIB, &terms, &ret_bound, &fd), 0);
         assert_int_equal(ret_bound, result);
         assert_int_equal(bound.n_bytes, MIB);
         assert_int_equal(bound.resident & 1, 0);
@@ -181,7 +182,7 @@ static void collapsing_keeps_the_bytes(void **state)
     uint32_t *words = mapping.address;
     for (uint32_t i = 0; i < 5 * MIB / 4; i++)
         words[i] = i * 2654435761u;
-    uint64_t huge = segment_collapse(&mapping);
+    uint64_t huge = segment_collapse(&mapping, &(const struct segment_terms){0});
     assert_true(huge % SEGMENT_ALIGNMENT == 0 && huge <= 4 * MIB); /* 0 where the machine has no huge pages */
     for (uint32_t i = 0; i < 5 * MIB / 4; i++) {
         if (words[i] != i * 2654435761u)

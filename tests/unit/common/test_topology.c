@@ -103,9 +103,10 @@ static void pages_of_a_bound_segment_lie_on_the_node(void **state)
 {
     const uint64_t n_bytes = (uint64_t)6 << 20;
     struct placed placed = {*state};
+    const struct segment_terms terms = {.context = &placed, .bind = bind_segment};
     struct segment_mapping mapping = {0};
     int fd = -1, bound = 1;
-    assert_int_equal(segment_create_bound("test", n_bytes, bind_segment, &placed, &bound, &fd), 0);
+    assert_int_equal(segment_create_on("test", n_bytes, &terms, &bound, &fd), 0);
     assert_true(bound == 0 || bound == -EPERM || bound == -ENOSYS);
     assert_int_equal(segment_map(fd, n_bytes, true, &mapping), 0);
     memset(mapping.address, 1, n_bytes / 2);

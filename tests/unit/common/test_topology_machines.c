@@ -23,8 +23,8 @@ struct node {
 
 static void sets(FILE *out, unsigned cpus, unsigned all_cpus, unsigned nodes)
 {
-    fprintf(out, " cpuset=\"0x%x\" complete_cpuset=\"0x%x\" nodeset=\"0x%x\" complete_nodeset=\"0x%x\"", cpus,
-            all_cpus, nodes, nodes);
+    fprintf(out, " cpuset=\"0x%x\" complete_cpuset=\"0x%x\" nodeset=\"0x%x\" complete_nodeset=\"0x%x\"", cpus, all_cpus,
+            nodes, nodes);
 }
 
 static void cpus(FILE *out, const struct node *node, unsigned nodes, unsigned *id)
@@ -204,7 +204,8 @@ static void offline_and_forbidden_cpus(void **state)
 static void nodes_with_half_of_it(void **state)
 {
     (void)state;
-    static const struct node nodes[] = {{0, 2 * GIB, 0x03, 0, 0}, {4, 9 * GIB, 0, 0, 0}, {1, 0, 0x0c, 0, 0}, {2, GIB, 0x30, 0, 0}};
+    static const struct node nodes[] = {
+        {0, 2 * GIB, 0x03, 0, 0}, {4, 9 * GIB, 0, 0, 0}, {1, 0, 0x0c, 0, 0}, {2, GIB, 0x30, 0, 0}};
     struct topology *topology = load_xml(nodes, 4, 0x3f, NULL);
     char text[64];
     uint32_t index = 9;
@@ -289,12 +290,9 @@ static void pages_are_counted_by_node(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_sockets_with_threads),
-        cmocka_unit_test(interleaved_cpus_and_affinity),
-        cmocka_unit_test(offline_and_forbidden_cpus),
-        cmocka_unit_test(nodes_with_half_of_it),
-        cmocka_unit_test(a_machine_that_hides_its_memory),
-        cmocka_unit_test(sources_that_are_none),
+        cmocka_unit_test(two_sockets_with_threads),        cmocka_unit_test(interleaved_cpus_and_affinity),
+        cmocka_unit_test(offline_and_forbidden_cpus),      cmocka_unit_test(nodes_with_half_of_it),
+        cmocka_unit_test(a_machine_that_hides_its_memory), cmocka_unit_test(sources_that_are_none),
         cmocka_unit_test(pages_are_counted_by_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
