@@ -24,6 +24,7 @@ static const struct option_spec specs[] = {
     {.name = "timeout", .kind = OPTION_DURATION, .default_text = "2s"},
     {.name = "policy", .kind = OPTION_CHOICE, .default_text = "mass", .choices = policies},
     {.name = "text", .kind = OPTION_STRING, .repeats = true},
+    {.name = "memory", .kind = OPTION_MEMORY, .default_text = "75%"},
 };
 
 static struct options_table table = {
@@ -100,6 +101,28 @@ static void defaults_are_values(void **state)
     assert_null(options_config_file(options));
     assert_null(options_free(options));
     assert_null(options_free(NULL));
+}
+
+static void a_memory_is_a_size_or_a_percentage(void **state)
+{
+    (void)state;
+    struct options *options = parsed("");
+    assert_int_equal(options_percent(options, "memory"), 75);
+    assert_int_equal(options_bytes(options, "memory"), 0);
+    options_free(options);
+    options = parsed("--memory|100%");
+    assert_int_equal(options_percent(options, "memory"), 100);
+    options_free(options);
+    options = parsed("--memory|1.5GiB");
+    assert_int_equal(options_percent(options, "memory"), 0);
+    assert_int_equal(options_bytes(options, "memory"), (uint64_t)3 << 29);
+    options_free(options);
+    static const char *const bad[] = {"0%", "101%", "%", "-1%", "5 %", "5%%", "1.5%", "much", ""};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char line[64];
+        snprintf(line, sizeof(line), "--memory=%s", bad[i]);
+        assert_refused(line, "1% to 100% is expected");
+    }
 }
 
 static void every_form_of_the_command_line_is_read(void **state)
@@ -435,6 +458,7 @@ int main(void)
         cmocka_unit_test(defaults_are_values),
         cmocka_unit_test(every_form_of_the_command_line_is_read),
         cmocka_unit_test(units_are_read),
+        cmocka_unit_test(a_memory_is_a_size_or_a_percentage),
         cmocka_unit_test(bad_values_are_refused_in_one_line),
         cmocka_unit_test(a_bad_command_line_is_refused_in_one_line),
         WITH_FOLDER(the_order_is_line_environment_file_default),

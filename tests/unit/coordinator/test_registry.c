@@ -232,9 +232,29 @@ static void lost_for_long_is_fenced(void **state)
     assert_null(registry_judge(supervisor, UINT64_MAX, HANG_US)); /* supervisors send no heartbeats */
 }
 
+static void bytes_are_counted_per_second(void **state)
+{
+    (void)state;
+    struct process *process;
+    uint64_t now = 5000000;
+    assert_int_equal(add_process(PROCESS_STORE, 0, 11, -1, &process), 0);
+    struct heartbeat heartbeat = {.phase = "idle", .bytes_served = 700};
+    registry_heard(process, &heartbeat, now);
+    assert_int_equal(process->bytes_per_s, 0); /* what it read before is of no known time */
+    for (int i = 1; i <= 4; i++) {
+        heartbeat.bytes_served += 3000;
+        registry_heard(process, &heartbeat, now += 1000000);
+    }
+    assert_int_equal(process->bytes_per_s, 3000);
+    for (int i = 0; i < 6; i++)
+        registry_heard(process, &heartbeat, now += 1000000);
+    assert_int_equal(process->bytes_per_s, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(bytes_are_counted_per_second, setup, teardown),
         cmocka_unit_test_setup_teardown(second_one_is_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_no_process, setup, teardown),
         cmocka_unit_test(every_move_is_in_the_table),
