@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PAGE_BYTES 4096
@@ -301,6 +302,16 @@ int topology_bind_memory(const struct topology *topology, uint32_t index, void *
                                HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_STRICT) == 0)
         return 0;
     return last_error();
+}
+
+int topology_try_memory(const struct topology *topology, uint32_t index)
+{
+    void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return -errno;
+    int result = topology_bind_memory(topology, index, page, PAGE_BYTES);
+    munmap(page, PAGE_BYTES);
+    return result;
 }
 
 static const char *outcome(int result, char *text, size_t size)

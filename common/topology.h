@@ -16,6 +16,9 @@
 #include <stdio.h>
 
 #define TOPOLOGY_MAX_NODES 64u /* that get a store */
+/* For people whose memory may not be bound (-EPERM). */
+#define TOPOLOGY_BINDING_HELP                                                                                          \
+    "in a container this needs 'cap_add: [SYS_NICE]' in compose.yaml (docker run: --cap-add SYS_NICE)"
 
 struct topology;
 
@@ -55,6 +58,9 @@ int topology_bind_thread(const struct topology *topology, uint32_t index);
 /* Binds pages of a mapping to the node (strict: an allocation there fails rather than lands elsewhere). Call it before
  * first touch; pages that are there already are moved where possible. Address: page aligned. Errors as above. */
 int topology_bind_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes);
+
+/* Whether memory can be bound there at all, tried with a page. Errors as above. */
+int topology_try_memory(const struct topology *topology, uint32_t index);
 
 /* How many bytes of a mapping are mapped by pages that are there, and how many of these lie on the node: read from
  * /proc/self/numa_maps, which needs no rights. `address` .. `n_bytes` are whole mappings. Pages that this process has not

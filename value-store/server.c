@@ -63,7 +63,7 @@ static void warn_unbound(const struct store *store)
         LOG_WARNING("threads are not bound to node %u: %s", store_home_node(store), strerror(-store->threads_bound));
     if (store->memory_right == -EPERM)
         LOG_WARNING(
-            "memory is not bound to node %u: %s: its pages come from where the threads run; " STORE_BINDING_HELP,
+            "memory is not bound to node %u: %s: its pages come from where the threads run; " TOPOLOGY_BINDING_HELP,
             store_home_node(store), strerror(EPERM));
     else if (store->memory_right < 0)
         LOG_WARNING("memory is not bound to node %u: %s", store_home_node(store), strerror(-store->memory_right));

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,17 +54,13 @@ static int choose_node(struct store *store, char sentence[STORE_SENTENCE])
 /* Whether memory may be bound at all is known before a segment is made. */
 static int try_memory(struct store *store, char sentence[STORE_SENTENCE])
 {
-    void *page = mmap(NULL, LAYOUT_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return -errno;
-    store->memory_right = topology_bind_memory(store->topology, store->node, page, LAYOUT_PAGE_BYTES);
-    munmap(page, LAYOUT_PAGE_BYTES);
+    store->memory_right = topology_try_memory(store->topology, store->node);
     if (!store->config.strict_numa || (store->memory_right == 0 && store->threads_bound == 0))
         return 0;
     if (store->memory_right < 0)
         snprintf(sentence, STORE_SENTENCE, "--strict-numa: memory cannot be bound to node %u: %s%s",
                  store_home_node(store), strerror(-store->memory_right),
-                 store->memory_right == -EPERM ? "; " STORE_BINDING_HELP : "");
+                 store->memory_right == -EPERM ? "; " TOPOLOGY_BINDING_HELP : "");
     else
         snprintf(sentence, STORE_SENTENCE, "--strict-numa: threads cannot be bound to node %u: %s",
                  store_home_node(store), strerror(-store->threads_bound));

@@ -20,8 +20,6 @@
 #include "value-store/turn.h"
 
 #define STORE_SENTENCE 256
-#define STORE_BINDING_HELP                                                                                             \
-    "in a container this needs 'cap_add: [SYS_NICE]' in compose.yaml (docker run: --cap-add SYS_NICE)"
 
 enum store_huge { STORE_HUGE_TRY, STORE_HUGE_REQUIRE, STORE_HUGE_OFF };
 

@@ -74,6 +74,16 @@ static uint64_t share_of(const struct topology *topology, uint32_t node, const s
     return n_free < n_bytes ? n_free : n_bytes;
 }
 
+/* Each store would say so itself, in the middle of a log. */
+static int check_binding(const struct topology *topology, uint32_t index, uint32_t number, char sentence[PLACING_TEXT])
+{
+    int error = topology_try_memory(topology, index);
+    if (error)
+        snprintf(sentence, PLACING_TEXT, "--strict-numa: memory cannot be bound to node %u: %s%s", number,
+                 strerror(-error), error == -EPERM ? "; " TOPOLOGY_BINDING_HELP : "");
+    return error;
+}
+
 static int plan(const struct topology *topology, const struct options *options, struct placing *placing,
                 char sentence[PLACING_TEXT])
 {
@@ -97,6 +107,10 @@ static int plan(const struct topology *topology, const struct options *options, 
         if (error)
             return error;
         placing->stores[i].node = node.os_index;
+        if (options_flag(options, "strict-numa"))
+            error = check_binding(topology, index, node.os_index, sentence);
+        if (error)
+            return error;
         if (options_given(options, "memory") && options_percent(options, "memory") == 0)
             continue;
         placing->stores[i].memory_bytes = share_of(topology, index, options, terms);

@@ -24,8 +24,8 @@ struct placing {
     uint32_t n_cpus; /* that we may use */
 };
 
-/* Of --stores, --nodes and --memory. -EINVAL with a sentence: what they say cannot be; others: the machine's nodes cannot
- * be read. */
+/* Of --stores, --nodes, --memory and --strict-numa. Errors come with a sentence: -EINVAL what they say cannot be; others: the
+ * machine's nodes cannot be read or, strictly, bound to. */
 int placing_plan(const struct options *options, struct placing *ret_placing, char sentence[PLACING_TEXT]);
 
 /* "2 cpus are shared by 1 worker and 1 store", or an empty text where there are cpus enough. Returns text. */
