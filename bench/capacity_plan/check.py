@@ -1,9 +1,9 @@
 """--check: a service of its own on this machine; predicted against measured bytes, and times of long contexts from short ones.
 
 Learnt from the short contexts: what a step takes whatever the context (products, and the rest), the rate of scoring and
-selecting keys, the rate at which the store's rows are read, and by how much the kept share falls; of a prompt, the rate of
-matrix products and that of attention. Predicted by these: decode steps and first token of the long ones. Bytes are computed
-from the shape in the model's header alone.
+selecting keys and that at which the store's rows are read; of a prompt, the rate of matrix products and that of attention.
+Predicted by these: decode steps and first token of the long ones. Bytes are computed from the shape in the model's header
+alone, kept shares are those of docs/quality.md; what was seen of either here is only compared.
 """
 
 import dataclasses
@@ -15,6 +15,9 @@ import time
 from capacity_plan import hosts, plan, presets, shapes
 from compare import machine, prompts
 from compare.service import Service, ServiceError
+
+MAX_TOKENS = 1 << 20  # a session whose exact set is sinks and window
+LEAST_S = 1e-13  # for what took no time that could be seen
 
 
 class Measured(Service):
@@ -40,24 +43,25 @@ class Measured(Service):
     def measure(self, n_prompt, n_decode):
         """One session of n_prompt tokens and n_decode steps, and what it holds. It is closed when the service is."""
         before = self.bytes_settled()
-        prompt = prompts.of_tokens(n_prompt, n_prompt, self.count_tokens)
+        prompt = prompts.of_tokens(n_prompt, 1, self.count_tokens)
         meter = machine.Meter(self.pids)
         _, [(session, answer)] = self._all([("new", n_decode + 1, prompt)])
         seconds, others = meter.stop()
         after = self.bytes_settled()
         described = json.loads(self._call("sessions", session, "--json"))
         counts, times = described["counts"], answer["timings"]
-        if (times["n_prefill"], times["n_decode"]) != (n_prompt, n_decode) or not counts["steps"]:
+        if (times["n_prefill"], times["n_decode"]) != (n_prompt, n_decode):
             raise ServiceError(f"computed {times['n_prefill']} + {times['n_decode']} tokens in place of "
                                f"{n_prompt} + {n_decode}")
-        steps = counts["steps"]
+        steps = counts["steps"]  # none are counted while no token is old
         return {
             "context": n_prompt, "n_decode": n_decode, "others": others, "seconds": seconds,
             "decode_ms": times["decode_ms"] / n_decode, "prefill_s": times["prefill_ms"] / 1e3,
-            "kept": counts["kept_mean"], "read_bytes": sum(read["bytes"] for read in counts["reads"]) / steps,
+            "kept": counts["kept_mean"],
+            "read_bytes": sum(read["bytes"] for read in counts["reads"]) / steps if steps else 0,
             "exact_bytes": counts["exact_bytes"], "key_bytes": counts["key_bytes"],
             "device_bytes": after[0] - before[0], "store_bytes": after[2] - before[2],
-            "parts_ms": {name: ms / steps for name, ms in counts["time_ms"].items()},
+            "parts_ms": {name: ms / steps for name, ms in counts["time_ms"].items()} if steps else None,
         }
 
 
@@ -76,31 +80,24 @@ def line(points):
 
 
 def calibrate(shape, preset, terms, runs):
-    """(host, preset with the kept shares seen): what the short runs tell of this machine."""
-    points = tuple((run["context"], run["kept"]) for run in runs) if preset.name != "full" else preset.points
-    preset = dataclasses.replace(preset, points=points)
+    """The host that short runs tell of."""
     blank = hosts.Host("this machine", 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1)
     made = plan.Plan(shape, preset, blank, terms)
-    mid = [run["context"] + run["n_decode"] / 2 for run in runs]
-    fixed = sum(run["parts_ms"]["matmul"] + run["parts_ms"]["other"] for run in runs) / len(runs) / 1e3
+    exact = shape.exact_bytes(MAX_TOKENS, terms.rows)
+    with_old = [(run["context"] + run["n_decode"] // 2, run) for run in runs if run["kept"]]
+    fixed = sum(run["parts_ms"]["matmul"] + run["parts_ms"]["other"] for _, run in with_old) / len(with_old) / 1e3
     key = preset.key_token_bytes(shape)
-    scan = line([(shapes.old_tokens(int(n), terms.exact_tokens) * key, run["parts_ms"]["select"] / 1e3)
-                 for n, run in zip(mid, runs)])
-    read = line([(sum(made.read_bytes(int(n))), (run["parts_ms"]["store_wait"] + run["parts_ms"]["attention"]) / 1e3)
-                 for n, run in zip(mid, runs)])
-    # A prompt's seconds: products a token, and pairs of tokens.
-    per_token = [(run["context"] / 2, run["prefill_s"] / run["context"]) for run in runs]
-    start, slope = line(per_token)
-    products = 2 * shape.layer_params
+    scan = line([(shapes.old_tokens(n, terms.exact_tokens) * key, run["parts_ms"]["select"] / 1e3) for n, run in with_old])
+    read = line([(run["read_bytes"] + made.read_bytes(n)[1],
+                  (run["parts_ms"]["store_wait"] + run["parts_ms"]["attention"]) / 1e3) for n, run in with_old])
+    # A prompt's seconds a token: products, and half as many pairs as it has tokens.
+    start, slope = line([(run["context"] / 2, run["prefill_s"] / run["context"]) for run in runs])
     pairs = 4 * shape.n_layers * shape.n_heads * shape.head_dim
-    floor = 1e-15
-    host = hosts.Host(
-        "this machine", device_bytes=0, device_reserve=0,
-        device_rate=(shape.step_bytes + shape.exact_bytes(runs[0]["context"], terms.rows)) / max(fixed, 1e-6),
-        key_rate=1 / max(scan[1], floor), arithmetic=products / max(start, 1e-9), attention=pairs / max(slope, floor),
-        link_rate=0, layer_s=(scan[0] + read[0]) / shape.n_layers, step_s=0, n_nodes=1,
-        node_bytes=machine.describe()["memory_bytes"], node_share=0.8, node_rate=1 / max(read[1], floor)).check()
-    return host, preset
+    return hosts.Host(
+        "this machine", device_bytes=0, device_reserve=0, device_rate=(shape.step_bytes + exact) / max(fixed, LEAST_S),
+        key_rate=1 / max(scan[1], LEAST_S), arithmetic=2 * shape.layer_params / max(start, LEAST_S),
+        attention=pairs / max(slope, LEAST_S), link_rate=0, layer_s=(scan[0] + read[0]) / shape.n_layers, step_s=0, n_nodes=1,
+        node_bytes=machine.describe()["memory_bytes"], node_share=0.8, node_rate=1 / max(read[1], LEAST_S)).check()
 
 
 class Result:
@@ -123,7 +120,7 @@ class Result:
         for row in self.rows:
             mark = "" if row["holds"] else "  !"
             print(f"{row['what']:<44} {row['predicted']:12,.2f} {row['measured']:12,.2f} {row['off']:+8.1%}  "
-                  f"{row['unit']}{'' if row['checked'] else ' (learnt from)'}{mark}")
+                  f"{row['unit']}{'' if row['checked'] else ' (context that was learnt from)'}{mark}")
 
 
 def compare(shape, preset, host, terms, runs, calibrated, base, within):
@@ -141,9 +138,10 @@ def compare(shape, preset, host, terms, runs, calibrated, base, within):
         result.add(name + "keys", preset.key_bytes(shape, most) / mib, run["key_bytes"] / mib, "MiB")
         result.add(name + "device, of the session", made.session_bytes(most) / mib, run["device_bytes"] / mib, "MiB")
         result.add(name + "stores", made.host_bytes(most) / mib, run["store_bytes"] / mib, "MiB")
-        result.add(name + "kept", 100 * preset.kept(middle), 100 * run["kept"], "%", not seen)
-        result.add(name + "read from the stores", made.read_bytes(middle)[0] / mib, run["read_bytes"] / mib, "MiB/token",
-                   not seen)
+        if run["kept"]:
+            result.add(name + "kept", 100 * preset.kept(middle), 100 * run["kept"], "%", not seen)
+            result.add(name + "read from the stores", made.read_bytes(middle)[0] / mib, run["read_bytes"] / mib, "MiB/token",
+                       not seen)
         result.add(name + "decode", 1e3 / made.rate(middle)[0], run["decode_ms"], "ms/token", not seen)
         result.add(name + "first token", made.first_token(n)[0], run["prefill_s"], "s", not seen)
     return result
@@ -154,8 +152,10 @@ def run(given):
     preset = presets.built_in(given.policy)
     terms = plan.Terms()
     contexts = sorted({*given.calibrate, *given.predict})
-    if contexts[0] <= terms.exact_tokens + 256 or contexts[-1] + given.decode + 1 >= shape.n_ctx:
-        raise ValueError(f"contexts of {terms.exact_tokens + 257} to {shape.n_ctx - given.decode - 2} tokens can be measured")
+    if contexts[0] < 128 or contexts[-1] + given.decode + 1 >= shape.n_ctx:
+        raise ValueError(f"contexts of 128 to {shape.n_ctx - given.decode - 2} tokens can be measured")
+    if sum(n > terms.exact_tokens for n in given.calibrate) < 2:
+        raise ValueError(f"--calibrate takes at least two contexts above {terms.exact_tokens} tokens: below none are old")
     room = sum(shape.host_bytes(n + given.decode + 1) for n in contexts) + (256 << 20)
     before = machine.others_now()
     if before > 0.15:
@@ -168,8 +168,8 @@ def run(given):
             print(f"measures {n:,} tokens", file=sys.stderr, flush=True)
             runs.append(service.measure(n, given.decode))
         command = service.command
-    host, seen = calibrate(shape, preset, terms, [run for run in runs if run["context"] in given.calibrate])
-    result = compare(shape, seen, host, terms, runs, given.calibrate, (device, weights), given.within)
+    host = calibrate(shape, preset, terms, [run for run in runs if run["context"] in given.calibrate])
+    result = compare(shape, preset, host, terms, runs, given.calibrate, (device, weights), given.within)
     others = max(run["others"] for run in runs)
     report = {"command": command, "machine": machine.describe(), "others": others, "host": dataclasses.asdict(host),
               "rows": result.rows, "runs": runs, "holds": result.holds}

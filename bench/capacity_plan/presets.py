@@ -54,10 +54,10 @@ class Preset:
     def kept(self, n_tokens, how="power"):
         """
         Share of the old tokens that is read. Inside the measured contexts: the power law through the two points around.
-        Beyond: the power law of the last two goes on ('power'), or the last share stays ('flat'). Below: the first share.
+        Below: that of the first two. Beyond: that of the last two goes on ('power'), or the last share stays ('flat').
         """
         points = self.points
-        if n_tokens <= points[0][0] or len(points) == 1:
+        if len(points) == 1:
             return points[0][1]
         if n_tokens >= points[-1][0] and how == "flat":
             return points[-1][1]
