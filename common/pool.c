@@ -10,12 +10,12 @@
 #include "common/pool.h"
 
 #include "common/clock.h"
+#include "common/signals.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -154,19 +154,6 @@ static void *thread_main(void *argument)
     }
 }
 
-/* Threads of a pool take no signals: those belong to the thread that has the signal descriptor. */
-static int start_thread(struct pool_thread *thread)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    int error = pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (error)
-        return -error;
-    error = pthread_create(&thread->handle, NULL, thread_main, thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return -error;
-}
-
 int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool)
 {
     if (n_threads == 0)
@@ -182,7 +169,7 @@ int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), 
         struct pool_thread *thread = &pool->threads[i];
         thread->pool = pool;
         thread->index = i;
-        int error = start_thread(thread);
+        int error = signals_start_thread(&thread->handle, thread_main, thread);
         if (error) {
             pool_free(pool);
             return error;

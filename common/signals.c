@@ -2,7 +2,6 @@
 #include "common/signals.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -45,6 +44,18 @@ int signals_read(int fd, int *ret_signal)
         return -EIO;
     *ret_signal = (int)info.ssi_signo;
     return 0;
+}
+
+int signals_start_thread(pthread_t *ret_thread, void *(*run)(void *context), void *context)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    int error = pthread_sigmask(SIG_SETMASK, &all, &before); /* a thread inherits the mask */
+    if (error)
+        return -error;
+    error = pthread_create(ret_thread, NULL, run, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -error;
 }
 
 void signals_restore(void)

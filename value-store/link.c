@@ -2,11 +2,11 @@
 #include "value-store/link.h"
 #include "common/clock.h"
 #include "common/peer.h"
+#include "common/signals.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -84,16 +84,12 @@ int link_open(struct progress *progress, struct link **ret_link)
     pthread_cond_init(&link->wake, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&link->lock, NULL);
-    sigset_t all, before; /* signals are the working thread's */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&link->thread, NULL, io_main, link);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = signals_start_thread(&link->thread, io_main, link);
     if (error) {
         pthread_cond_destroy(&link->wake);
         pthread_mutex_destroy(&link->lock);
         free(link);
-        return -error;
+        return error;
     }
     *ret_link = link;
     return 0;

@@ -1,10 +1,10 @@
 /* placement.c - see placement.h. */
 #include "value-store/placement.h"
 #include "common/clock.h"
+#include "common/signals.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -103,14 +103,10 @@ int placement_start(const struct topology *topology, uint32_t node, const struct
     pthread_cond_init(&placement->wake, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&placement->lock, NULL);
-    sigset_t all, before; /* signals are the working thread's */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&placement->thread, NULL, look_again_and_again, placement);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = signals_start_thread(&placement->thread, look_again_and_again, placement);
     if (error) {
         release(placement);
-        return -error;
+        return error;
     }
     *ret_placement = placement;
     return 0;

@@ -1,10 +1,10 @@
 /* ring.c - see ring.h. */
 #include "value-store/ring.h"
 #include "common/clock.h"
+#include "common/signals.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 struct ring {
@@ -86,14 +86,10 @@ int ring_start(struct store *store, const struct ring_place *place, struct ring 
     ring->store = store;
     ring->place = *place;
     ring->shared = layout_ring(place->exchange);
-    sigset_t all, before; /* signals are the working thread's */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&ring->thread, NULL, ring_main, ring);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = signals_start_thread(&ring->thread, ring_main, ring);
     if (error) {
         free(ring);
-        return -error;
+        return error;
     }
     atomic_store_explicit(&ring->shared->serving, 1, memory_order_seq_cst);
     *ret_ring = ring;

@@ -11,11 +11,6 @@
 
 #include "common/clock.h"
 
-#ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6 };
-#else
-enum { PATIENCE = 1 };
-#endif
 enum { RUN_S = 60 * PATIENCE, MAX_ARGUMENTS = 64 };
 
 static int memory_file(const char *text, size_t n_bytes)

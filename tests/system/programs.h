@@ -7,6 +7,13 @@
 
 #include "tests/system/service.h"
 
+/* A list of arguments, closed by NULL. */
+#define ARGUMENTS(...)                                                                                                 \
+    (const char *const[])                                                                                              \
+    {                                                                                                                  \
+        __VA_ARGS__, NULL                                                                                              \
+    }
+
 struct program {
     const char *name;               /* in the build's bin folder; NULL: "hcattn" */
     const char *runtime_dir;        /* HCATTN_RUNTIME_DIR; NULL: unset */

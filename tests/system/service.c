@@ -13,11 +13,6 @@
 
 #include "common/clock.h"
 
-#ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6 };
-#else
-enum { PATIENCE = 1 };
-#endif
 enum { START_S = 120 * PATIENCE, STOP_S = 60 * PATIENCE, CALL_MS = 300000 * PATIENCE, MAX_ARGUMENTS = 32 };
 
 static void log_path(const struct service *service, char *path, size_t size)

@@ -16,6 +16,12 @@
 
 #include "client/hcattn.h"
 
+#ifdef HCATTN_SANITIZED
+enum { PATIENCE = 6 }; /* times longer than in a release build may things take */
+#else
+enum { PATIENCE = 1 };
+#endif
+
 struct service {
     char directory[64]; /* runtime directory; the log is DIRECTORY/log */
     pid_t pid;          /* of `hcattn up` */

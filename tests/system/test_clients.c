@@ -17,11 +17,6 @@
 
 #include "common/clock.h"
 
-#ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6 };
-#else
-enum { PATIENCE = 1 };
-#endif
 enum { N_STORES = 2, CALL_MS = 60000 * PATIENCE, N_LONG = 3000 };
 
 static struct service service;

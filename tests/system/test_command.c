@@ -17,12 +17,6 @@
 
 enum { N_CTX = 512 };
 
-#define ARGUMENTS(...)                                                                                                 \
-    (const char *const[])                                                                                              \
-    {                                                                                                                  \
-        __VA_ARGS__, NULL                                                                                              \
-    }
-
 static struct service service;
 
 static int set_up(void **state)

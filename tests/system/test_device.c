@@ -12,12 +12,6 @@
 
 #include "common/clock.h"
 
-#ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6 };
-#else
-enum { PATIENCE = 1 };
-#endif
-
 /* A session takes 4 KiB of the device for an exact token, 2 KiB for an old key of codec f16. */
 #define MODEL "--layers 4 --heads 4 --kv-heads 4 --embd 64 --head-dim 64 --ff 64 --context 4096"
 #define KIB   UINT64_C(1024)

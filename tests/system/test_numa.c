@@ -22,17 +22,6 @@
 #include "common/clock.h"
 #include "common/topology.h"
 
-#ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6 };
-#else
-enum { PATIENCE = 1 };
-#endif
-
-#define ARGUMENTS(...)                                                                                                 \
-    (const char *const[])                                                                                              \
-    {                                                                                                                  \
-        __VA_ARGS__, NULL                                                                                              \
-    }
 #define MIB            ((uint64_t)1 << 20)
 #define TWO_NODES      "HWLOC_SYNTHETIC=pack:2 [numa(memory=4GB)] core:1 pu:1"
 #define WAIT_US        (UINT64_C(30000000) * PATIENCE)

@@ -16,18 +16,6 @@
 
 #include "common/clock.h"
 
-#ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6 };
-#else
-enum { PATIENCE = 1 };
-#endif
-
-#define ARGUMENTS(...)                                                                                                 \
-    (const char *const[])                                                                                              \
-    {                                                                                                                  \
-        __VA_ARGS__, NULL                                                                                              \
-    }
-
 struct folder {
     char path[64]; /* runtime directory */
     char file[96]; /* for a test to write */

@@ -17,9 +17,9 @@
 #include "tests/system/rows.h"
 
 #ifdef HCATTN_SANITIZED
-enum { PATIENCE = 6, MAX_GROWTH_MIB = 512 }; /* freed memory stays in quarantine for a while */
+enum { MAX_GROWTH_MIB = 512 }; /* freed memory stays in quarantine for a while */
 #else
-enum { PATIENCE = 1, MAX_GROWTH_MIB = 96 };
+enum { MAX_GROWTH_MIB = 96 };
 #endif
 enum { CALL_MS = 60000 * PATIENCE, WELL_S = 20 * PATIENCE, MAX_LOG_GROWTH = 1 << 20, N_PROMPT = 70, N_TOKENS = 8 };
 

@@ -60,12 +60,35 @@ static void a_child_can_be_ended_again(void **state)
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
+static void *take_mask(void *context)
+{
+    sigset_t *mask = context;
+    pthread_sigmask(SIG_SETMASK, NULL, mask);
+    return mask;
+}
+
+static void a_thread_takes_no_signals(void **state)
+{
+    (void)state;
+    sigset_t before, in_thread, after;
+    pthread_t thread;
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, NULL, &before), 0);
+    assert_int_equal(signals_start_thread(&thread, take_mask, &in_thread), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(sigismember(&in_thread, SIGTERM), 1);
+    assert_int_equal(sigismember(&in_thread, SIGUSR1), 1);
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, NULL, &after), 0);
+    for (int signal = 1; signal < SIGRTMIN; signal++)
+        assert_int_equal(sigismember(&after, signal), sigismember(&before, signal));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(signals_become_readable),
         cmocka_unit_test(a_broken_pipe_is_only_an_error),
         cmocka_unit_test(a_child_can_be_ended_again),
+        cmocka_unit_test(a_thread_takes_no_signals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
