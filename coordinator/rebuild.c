@@ -13,7 +13,7 @@ static void read_terms(const struct session_record *record, struct session_terms
                                     .exact_tokens = record->exact_tokens,
                                     .flags = record->flags,
                                     .idle_timeout_s = record->idle_timeout_s};
-    memcpy(terms->lane_store, record->lane_store, sizeof(terms->lane_store));
+    memcpy(terms->lane_store, record->lane_store[0], sizeof(terms->lane_store));
     memcpy(terms->policy, record->policy, sizeof(terms->policy));
     terms->policy[sizeof(terms->policy) - 1] = 0;
     if (terms->policy[0] == 0)

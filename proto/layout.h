@@ -20,7 +20,7 @@
 
 #include "common/bell.h"
 
-#define LAYOUT_VERSION      2u
+#define LAYOUT_VERSION      3u
 #define LAYOUT_BLOCK_TOKENS 64u
 #define LAYOUT_N_LANES      12u
 #define LAYOUT_N_SINKS      4u
@@ -91,10 +91,13 @@ struct session_record {
     uint32_t flags; /* SESSION_EPHEMERAL ... */
     uint32_t idle_timeout_s;
     _Atomic uint32_t state;             /* enum session_record_state; written last */
-    uint8_t lane_store[LAYOUT_N_LANES]; /* which store each lane lives in */
+    /* Which store each lane lives in: lane_store[moves % 2]. A move writes the other one, then `moves` with release order, so
+     * that a store killed in between holds one whole answer. Of records that differ the one with the most moves is true. */
+    uint8_t lane_store[2][LAYOUT_N_LANES];
+    _Atomic uint32_t moves; /* how often lanes went to other stores */
     uint8_t padding0[4];
     char policy[LAYOUT_POLICY_BYTES]; /* zero-terminated */
-    uint8_t padding[64];
+    uint8_t padding[48];
 };
 static_assert(sizeof(struct session_record) == 192, "raise LAYOUT_VERSION");
 

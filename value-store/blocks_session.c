@@ -34,7 +34,8 @@ static bool is_same(const struct session_record *a, const struct session_record 
 {
     return a->session == b->session && memcmp(a->model, b->model, sizeof(a->model)) == 0 &&
            a->opened_unix_s == b->opened_unix_s && a->exact_tokens == b->exact_tokens && a->flags == b->flags &&
-           a->idle_timeout_s == b->idle_timeout_s && memcmp(a->lane_store, b->lane_store, sizeof(a->lane_store)) == 0 &&
+           a->idle_timeout_s == b->idle_timeout_s &&
+           memcmp(a->lane_store[0], b->lane_store[0], sizeof(a->lane_store[0])) == 0 &&
            strcmp(a->policy, b->policy) == 0;
 }
 

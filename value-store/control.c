@@ -189,7 +189,7 @@ static int open_session(struct blocks *blocks, const Hcattn__Control__SessionOpe
         snprintf(sentence, STORE_SENTENCE, "%zu lanes instead of %u", order->lane_store.len, LAYOUT_N_LANES);
         return status;
     }
-    memcpy(record.lane_store, order->lane_store.data, LAYOUT_N_LANES);
+    memcpy(record.lane_store[0], order->lane_store.data, LAYOUT_N_LANES);
     if (strlen(order->policy) >= sizeof(record.policy)) {
         snprintf(sentence, STORE_SENTENCE, "the policy's name is longer than %zu", sizeof(record.policy) - 1);
         return status;

@@ -67,7 +67,7 @@ void segments_write_record(struct hand_segment *segment, uint32_t index, uint64_
 {
     struct session_record *record = segments_record(segment, index);
     *record = (struct session_record){.session = session, .model = {model, model}, .flags = flags};
-    memcpy(record->lane_store, lanes, LAYOUT_N_LANES);
+    memcpy(record->lane_store[0], lanes, LAYOUT_N_LANES);
     snprintf(record->policy, sizeof(record->policy), "full");
     atomic_store_explicit(&record->state, SESSION_RECORD_LIVE, memory_order_release);
 }

@@ -408,7 +408,7 @@ static void a_half_finished_reservation_is_cut_off(void **state)
     fake_store_journal(&fakes, session, 3);
     fakes_kill_coordinator(&fakes);
     /* as if the dead one had reserved numbers 1 .. 3, and only the store of 1 and 3 had done it */
-    uint32_t with_one = segments_record(&fakes.stores[0].segment, 0)->lane_store[1];
+    uint32_t with_one = segments_record(&fakes.stores[0].segment, 0)->lane_store[0][1];
     struct hand_segment *segment = &fakes.stores[with_one].segment;
     segments_write_block(segment, (struct block_handle){40, 9}, session, 3, (struct block_handle){41, 9}, 0, 0);
     assert_int_equal(fake_store_held(&fakes.stores[with_one], session), 1);
@@ -434,7 +434,7 @@ static void a_broken_session_is_closed(void **state)
     fakes_kill_coordinator(&fakes);
     FAKES_WAIT(&fakes, fakes.stores[0].hung_up && fakes.stores[1].hung_up && fakes.workers[0].hung_up);
     /* store 0 is lost with it: what it held is gone */
-    uint32_t first = segments_record(&fakes.stores[0].segment, 0)->lane_store[0];
+    uint32_t first = segments_record(&fakes.stores[0].segment, 0)->lane_store[0][0];
     fake_store_rebirth(&fakes.stores[first]);
     fakes_start_coordinator(&fakes, NULL);
     fake_store_register(&fakes, first, false);
