@@ -90,7 +90,7 @@ struct session_record {
     uint32_t exact_tokens;
     uint32_t flags; /* SESSION_EPHEMERAL ... */
     uint32_t idle_timeout_s;
-    _Atomic uint32_t state;             /* enum session_record_state; written last */
+    _Atomic uint32_t state; /* enum session_record_state; written last */
     /* Which store each lane lives in: lane_store[moves % 2]. A move writes the other one, then `moves` with release order, so
      * that a store killed in between holds one whole answer. Of records that differ the one with the most moves is true. */
     uint8_t lane_store[2][LAYOUT_N_LANES];

@@ -12,7 +12,7 @@
  * what makes it count:
  *     reserve   whole header, then state OPEN          append   ids, then n_ids; rows (and sums), then n_rows
  *     release   state FREE, nothing else               seal     checksum, then state SEALED
- *     copy      as append and seal
+ *     copy, import   as append and seal              move     the other lane table, then the count of moves
  * A reader that sees a count sees what it counts; what is not counted is written again by the repeated append.
  *
  * Zeroes on reuse: a reservation zeroes the header (ids, counts), not the rows and sums. Those are megabytes a block, and a
@@ -88,8 +88,12 @@ struct blocks_counts blocks_count(const struct blocks *blocks);
 
 /* ---- sessions ---- */
 
-/* `record`: everything but state. Opening what is open with the same content is 0. -EINVAL: session 0, policy not
- * terminated; -EEXIST: open with other content; -ENOSPC: no record left. */
+/*
+ * `record`: everything but state; of its lane tables only lane_store[moves % 2]. Opening what is open with the same content is
+ * 0. With more moves than the record here, and equal in all but the lanes, it is a move: the record gets lanes and moves.
+ * -EINVAL: session 0, policy not terminated, a move by an even number (it would be written over the lanes that hold now);
+ * -EEXIST: open with other content; -ESTALE: the record here has more moves; -ENOSPC: no record left.
+ */
 int blocks_session_open(struct blocks *blocks, const struct session_record *record);
 
 /* NULL: not open here. */
@@ -111,9 +115,9 @@ struct blocks_reservation {
 int blocks_reserve(struct blocks *blocks, uint64_t session, const struct blocks_reservation *reservations, uint32_t n,
                    uint32_t *ret_failed);
 
-/* Frees the session's blocks with number >= from_number; 0 forgets the session too. A session that is not here is fine.
- * Returns how many blocks were freed. */
-uint32_t blocks_release(struct blocks *blocks, uint64_t session, uint32_t from_number);
+/* Frees the session's blocks with number >= from_number, unless lanes is 0 in these lanes only (bit each); from_number 0 and
+ * lanes 0 forget the session too. A session that is not here is fine. Returns how many blocks were freed. */
+uint32_t blocks_release(struct blocks *blocks, uint64_t session, uint32_t from_number, uint32_t lanes);
 
 /* ---- rows ---- */
 
@@ -149,6 +153,33 @@ struct blocks_copy {
 int blocks_copy_check(const struct blocks *blocks, uint64_t from_session, uint64_t to_session,
                       const struct blocks_copy *copy);
 int blocks_copy(struct blocks *blocks, uint64_t from_session, uint64_t to_session, const struct blocks_copy *copy);
+
+/* ---- blocks of another store ---- */
+
+/* Another store's segment, mapped read-only. All that is needed of its header was copied once and checked. */
+struct blocks_source {
+    const uint8_t *segment;
+    uint64_t blocks_offset;
+    uint64_t block_bytes;
+    uint32_t n_blocks;
+};
+
+/* -EPROTO, -EAGAIN: as layout_check_segment(); -EXDEV: of another store than this number; -EMEDIUMTYPE: other rows than ours. */
+int blocks_import_open(const struct blocks *blocks, const void *segment, uint64_t n_bytes, uint32_t store,
+                       struct blocks_source *ret_source);
+
+/*
+ * Makes the open block `to` what the block `from` of the source is, as far as that is filled; both are of the session and have
+ * the same number. A sealed one seals it, with its checksum. Idempotent as blocks_copy(): what is there already (ids must
+ * agree) is skipped, and the rest comes with the next import. The source's store may append meanwhile; when it frees the block
+ * what was not counted yet is not taken (-ENOENT). *ret_n_bytes: of rows that were copied.
+ * -ESTALE: `to`; -ENOENT: the source has no such block of the session now; -EINVAL: numbers differ; -EEXIST: other ids;
+ * -EBADMSG: the source's header contradicts itself. Nothing was written then, but for -ENOENT in the middle.
+ */
+int blocks_import_check(const struct blocks *blocks, const struct blocks_source *source, uint64_t session,
+                        const struct blocks_copy *copy);
+int blocks_import(struct blocks *blocks, const struct blocks_source *source, uint64_t session,
+                  const struct blocks_copy *copy, uint64_t *ret_n_bytes);
 
 /* A block as a reader sees it; valid until the turn ends. */
 struct blocks_view {

@@ -1,5 +1,5 @@
 /*
- * blocks_private.h - what blocks.c, blocks_adopt.c and blocks_session.c share.
+ * blocks_private.h - what blocks.c and the other blocks_*.c share.
  *
  * Sizes and offsets are copied from the segment's header once. `entries` mirrors in dense memory what searches need of the
  * headers, which lie megabytes apart; blocks_set_state() keeps both equal.

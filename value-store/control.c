@@ -1,5 +1,6 @@
 /* control.c - see control.h. */
 #include "value-store/control.h"
+#include "common/clock.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -189,7 +190,8 @@ static int open_session(struct blocks *blocks, const Hcattn__Control__SessionOpe
         snprintf(sentence, STORE_SENTENCE, "%zu lanes instead of %u", order->lane_store.len, LAYOUT_N_LANES);
         return status;
     }
-    memcpy(record.lane_store[0], order->lane_store.data, LAYOUT_N_LANES);
+    atomic_store_explicit(&record.moves, order->moves, memory_order_relaxed);
+    memcpy(record.lane_store[order->moves % 2], order->lane_store.data, LAYOUT_N_LANES);
     if (strlen(order->policy) >= sizeof(record.policy)) {
         snprintf(sentence, STORE_SENTENCE, "the policy's name is longer than %zu", sizeof(record.policy) - 1);
         return status;
@@ -198,6 +200,9 @@ static int open_session(struct blocks *blocks, const Hcattn__Control__SessionOpe
     status = blocks_session_open(blocks, &record);
     if (status == -ENOSPC)
         snprintf(sentence, STORE_SENTENCE, "all %u session records are in use", BLOCKS_SESSION_CAPACITY);
+    else if (status == -ESTALE)
+        snprintf(sentence, STORE_SENTENCE, "session %016lx has been moved more often than %u times",
+                 (unsigned long)order->session, order->moves);
     else if (status < 0)
         snprintf(sentence, STORE_SENTENCE, "session %016lx: %s", (unsigned long)order->session, strerror(-status));
     return status;
@@ -265,8 +270,102 @@ static int copy(struct store *store, const Hcattn__Control__Copy *order, char se
     return status;
 }
 
+static const char *import_error(int error)
+{
+    switch (error) {
+    case -ESTALE:
+        return "it is not reserved for this session here";
+    case -ENOENT:
+        return "the other store has no such block of this session";
+    case -EINVAL:
+        return "they are different numbers of the session";
+    case -EEXIST:
+        return "other tokens are here";
+    case -EBADMSG:
+        return "what the other store says of it contradicts itself";
+    default:
+        return strerror(-error);
+    }
+}
+
+static int import_blocks(struct store *store, const struct blocks_source *source, const Hcattn__Control__Import *order,
+                         uint64_t *ret_n_bytes, char sentence[STORE_SENTENCE])
+{
+    int status = 0;
+    uint64_t n_bytes = 0;
+    for (size_t i = 0; i < 2 * order->n_blocks && status == 0; i++) {
+        const Hcattn__Control__CopyBlock *block = order->blocks[i % order->n_blocks];
+        const struct blocks_copy one = {.from = to_handle(block->from), .to = to_handle(block->to)};
+        uint64_t n_copied = 0;
+        begin_turn(store, PROGRESS_IMPORTING);
+        if (i < order->n_blocks)
+            status = blocks_import_check(store->blocks, source, order->session, &one);
+        else
+            status = blocks_import(store->blocks, source, order->session, &one, &n_copied);
+        atomic_fetch_add_explicit(&store->progress.bytes_imported, n_copied, memory_order_relaxed);
+        end_turn(store);
+        n_bytes += n_copied;
+        if (status < 0)
+            snprintf(sentence, STORE_SENTENCE, "block %u, generation %u, of store %u to block %u, generation %u: %s",
+                     one.from.index, one.from.generation, order->from_store, one.to.index, one.to.generation,
+                     import_error(status));
+    }
+    *ret_n_bytes = n_bytes;
+    return status;
+}
+
+/* As copy(), out of the segment that came with the order. */
+static int import(struct store *store, const Hcattn__Control__Import *order, int fd, char sentence[STORE_SENTENCE],
+                  struct control_event *event)
+{
+    struct segment_mapping mapping = {0};
+    struct blocks_source source;
+    uint64_t n_bytes = 0, begun_us = clock_now_us();
+    if (order->n_blocks > CONTROL_MAX_COPIED) {
+        snprintf(sentence, STORE_SENTENCE, "%zu blocks in one order; at most %u", order->n_blocks, CONTROL_MAX_COPIED);
+        return -EINVAL;
+    }
+    int status = order->from_store == store->config.index ? -ELOOP : fd < 0 ? -EBADF : 0;
+    if (status == 0)
+        status = segment_map(fd, 0, false, &mapping);
+    if (status == 0)
+        status = blocks_import_open(store->blocks, mapping.address, mapping.n_bytes, order->from_store, &source);
+    if (status < 0) {
+        snprintf(sentence, STORE_SENTENCE, "the segment of store %u cannot be read: %s", order->from_store,
+                 status == -ELOOP                          ? "that is this store"
+                 : status == -EBADF                        ? "no descriptor came with the order"
+                 : status == -EXDEV                        ? "it belongs to a store of another number"
+                 : status == -EMEDIUMTYPE                  ? "its rows have another shape"
+                 : status == -EAGAIN                       ? "its formatting had not ended"
+                 : status == -EPROTO || status == -EBADMSG ? "it is not a segment of this layout"
+                                                           : strerror(-status));
+        segment_unmap(&mapping);
+        return status;
+    }
+    status = import_blocks(store, &source, order, &n_bytes, sentence);
+    segment_unmap(&mapping);
+    if (status == 0 && n_bytes > 0)
+        snprintf(event->text, sizeof(event->text), "session %016lx: %zu blocks from store %u, %.1f MiB in %.2f s",
+                 (unsigned long)order->session, order->n_blocks, order->from_store, (double)n_bytes / (1024.0 * 1024.0),
+                 (double)(clock_now_us() - begun_us) / 1e6);
+    return status;
+}
+
+static int release(struct store *store, const Hcattn__Control__Release *order, char sentence[STORE_SENTENCE])
+{
+    if (order->lanes >> LAYOUT_N_LANES != 0) {
+        snprintf(sentence, STORE_SENTENCE, "lanes %x: there are %u", order->lanes, LAYOUT_N_LANES);
+        return -EINVAL;
+    }
+    begin_turn(store, "releasing");
+    blocks_release(store->blocks, order->session, order->from_number, order->lanes);
+    end_turn(store);
+    return 0;
+}
+
 /* Orders about sessions need a segment; all are answered by Done. */
-static int handle_order(struct control *control, const Hcattn__Control__Control *message, struct control_event *event)
+static int handle_order(struct control *control, const Hcattn__Control__Control *message, int fd,
+                        struct control_event *event)
 {
     struct blocks *blocks = control->store->blocks;
     char sentence[STORE_SENTENCE] = "";
@@ -294,13 +393,15 @@ static int handle_order(struct control *control, const Hcattn__Control__Control 
         if (blocks)
             status = copy(control->store, message->copy, sentence);
         break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_IMPORT:
+        sequence = message->import->sequence;
+        if (blocks)
+            status = import(control->store, message->import, fd, sentence, event);
+        break;
     default:
         sequence = message->release->sequence;
-        if (blocks) {
-            begin_turn(control->store, "releasing");
-            blocks_release(blocks, message->release->session, message->release->from_number);
-            end_turn(control->store);
-        }
+        if (blocks)
+            status = release(control->store, message->release, sentence);
         break;
     }
     if (!blocks)
@@ -345,7 +446,11 @@ static int handle_message(struct control *control, const Hcattn__Control__Contro
     case HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE:
     case HCATTN__CONTROL__CONTROL__MESSAGE_RELEASE:
     case HCATTN__CONTROL__CONTROL__MESSAGE_COPY:
-        return handle_order(control, message, event);
+    case HCATTN__CONTROL__CONTROL__MESSAGE_IMPORT:
+        return handle_order(control, message, *fd, event);
+    case HCATTN__CONTROL__CONTROL__MESSAGE_LEAVE:
+        event->kind = CONTROL_LEAVE;
+        return 0;
     default:
         event->kind = CONTROL_GARBAGE;
         snprintf(event->text, sizeof(event->text), "the coordinator sent a message of kind %d, which is not for stores",

@@ -15,7 +15,7 @@
 
 #define CONTROL_TEXT         640
 #define CONTROL_MAX_RESERVED 1024u /* blocks in one Reserve */
-#define CONTROL_MAX_COPIED   256u  /* blocks in one Copy */
+#define CONTROL_MAX_COPIED   256u  /* blocks in one Copy or Import */
 
 struct control {
     struct store *store;
@@ -27,6 +27,7 @@ enum control_kind {
     CONTROL_DONE,    /* carried out, or refused with an answer */
     CONTROL_WELCOME, /* registered: `text` is the path of the data socket */
     CONTROL_REFUSED, /* not registered: `text` says why */
+    CONTROL_LEAVE,   /* nothing will come any more */
     CONTROL_GARBAGE, /* `text` says what was wrong */
 };
 

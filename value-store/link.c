@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,6 +43,10 @@ static void send_heartbeat(struct link *link)
     char phase[64];
     if (percent > 0) {
         snprintf(phase, sizeof(phase), "%s %u %%", heartbeat.phase, percent);
+        heartbeat.phase = phase;
+    } else if (strcmp(heartbeat.phase, PROGRESS_IMPORTING) == 0) {
+        uint64_t n_bytes = atomic_load_explicit(&progress->bytes_imported, memory_order_relaxed);
+        snprintf(phase, sizeof(phase), "%s, %.0f MiB so far", heartbeat.phase, (double)n_bytes / (1024.0 * 1024.0));
         heartbeat.phase = phase;
     }
     Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;

@@ -10,10 +10,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define PROGRESS_IMPORTING "importing" /* the phase that says how much */
+
 struct progress {
     _Atomic uint64_t value; /* grows while something is done: per partial, per adopted block, per message */
     _Atomic uint64_t bytes_served;
     _Atomic uint64_t n_requests;
+    _Atomic uint64_t bytes_imported; /* rows out of other stores' segments */
     _Atomic uint64_t bytes_resident,
         bytes_local;          /* of the segment: mapped pages, and those on the store's node; placement.c */
     _Atomic uint32_t percent; /* of a long phase; 0: not counted */

@@ -39,7 +39,7 @@ struct server {
     uint8_t buffer[PEER_MAX_MESSAGE];
 };
 
-enum outcome { TURN_GO_ON, TURN_HANG_UP, TURN_STOP, TURN_REFUSED, TURN_FAILED };
+enum outcome { TURN_GO_ON, TURN_HANG_UP, TURN_STOP, TURN_REFUSED, TURN_LEAVE, TURN_FAILED };
 
 /* Whatever a peer can cause as often as it likes is said once a second. */
 static void warn(struct server *server, const char *line)
@@ -241,6 +241,8 @@ static enum outcome handle_control(struct server *server, size_t n_bytes, const 
     case CONTROL_REFUSED:
         LOG_ERROR("refused by the coordinator: %s", event.text);
         return TURN_REFUSED;
+    case CONTROL_LEAVE:
+        return TURN_LEAVE;
     case CONTROL_GARBAGE:
         warn(server, event.text);
         break;
@@ -338,6 +340,15 @@ static enum outcome serve_connection(struct server *server, int signal_fd)
     return turn;
 }
 
+static void say_leaving(const struct store *store)
+{
+    struct blocks_counts counts = {0};
+    if (store->blocks)
+        counts = blocks_count(store->blocks);
+    LOG_INFO("leaves: the coordinator has taken it out of service; in its segment are %u sessions, %u blocks",
+             counts.n_sessions, counts.n_open + counts.n_sealed);
+}
+
 enum server_status server_run(struct server *server, int signal_fd)
 {
     int signal_number;
@@ -354,6 +365,9 @@ enum server_status server_run(struct server *server, int signal_fd)
             return SERVER_OK;
         case TURN_REFUSED:
             return SERVER_REFUSED;
+        case TURN_LEAVE:
+            say_leaving(server->store);
+            return SERVER_LEFT;
         case TURN_FAILED:
             return SERVER_FAILED;
         default:

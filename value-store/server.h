@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "common/exit_status.h"
 #include "common/options.h"
 #include "value-store/store.h"
 
@@ -19,11 +20,17 @@ struct server_config {
     uint64_t reconnect_timeout_ms; /* how long a coordinator may be away */
 };
 
-enum server_status { SERVER_OK = 0, SERVER_FAILED = 1, SERVER_REFUSED = 2 };
+enum server_status {
+    SERVER_OK = EXIT_STATUS_OK,
+    SERVER_FAILED = EXIT_STATUS_FAILED,
+    SERVER_REFUSED = EXIT_STATUS_REFUSED,
+    SERVER_LEFT = EXIT_STATUS_LEFT,
+};
 
 /* Binds the calling thread and starts the others. Logs what was achieved, or what went wrong. Errors of store_open(). */
 int server_new(const struct server_config *config, struct server **ret_server);
 struct server *server_free(struct server *server); /* accepts NULL, returns NULL */
 
-/* Until a signal can be read from signal_fd (0), no coordinator is to be had (1), or it refuses this store (2). */
+/* Until a signal can be read from signal_fd (0), no coordinator is to be had (1), it refuses this store (2), or it
+ * has no use for it any more (3). */
 enum server_status server_run(struct server *server, int signal_fd);

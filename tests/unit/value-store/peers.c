@@ -161,20 +161,27 @@ static int done(struct peers *peers, uint64_t sequence)
     return status;
 }
 
-int peers_session(struct peers *peers, uint64_t session)
+int peers_move(struct peers *peers, uint64_t session, uint32_t moves, uint8_t store)
 {
-    uint8_t lanes[LAYOUT_N_LANES] = {0};
+    uint8_t lanes[LAYOUT_N_LANES];
     Hcattn__Control__SessionOpen order = HCATTN__CONTROL__SESSION_OPEN__INIT;
     Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    memset(lanes, store, sizeof(lanes));
     order.sequence = ++peers->next_request;
     order.session = session;
     order.model_hash_low = 7;
     order.lane_store = (ProtobufCBinaryData){.data = lanes, .len = sizeof(lanes)};
     order.policy = (char *)(uintptr_t) "full";
+    order.moves = moves;
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN;
     message.session_open = &order;
     peers_send(peers, &message, -1);
     return done(peers, order.sequence);
+}
+
+int peers_session(struct peers *peers, uint64_t session)
+{
+    return peers_move(peers, session, 0, 0);
 }
 
 int peers_reserve(struct peers *peers, uint64_t session, uint32_t index, uint32_t generation, uint32_t number)
@@ -201,11 +208,17 @@ int peers_reserve(struct peers *peers, uint64_t session, uint32_t index, uint32_
 
 int peers_release(struct peers *peers, uint64_t session, uint32_t from_number)
 {
+    return peers_release_lanes(peers, session, from_number, 0);
+}
+
+int peers_release_lanes(struct peers *peers, uint64_t session, uint32_t from_number, uint32_t lanes)
+{
     Hcattn__Control__Release order = HCATTN__CONTROL__RELEASE__INIT;
     Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
     order.sequence = ++peers->next_request;
     order.session = session;
     order.from_number = from_number;
+    order.lanes = lanes;
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RELEASE;
     message.release = &order;
     peers_send(peers, &message, -1);
@@ -230,36 +243,81 @@ int peers_ring(struct peers *peers, uint64_t worker, bool grant)
     return done(peers, granted.sequence);
 }
 
-int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, uint32_t from, uint32_t to, uint32_t n)
+/* Pairs of handles as Copy and Import carry them. */
+struct pairs {
+    Hcattn__Control__Handle *handles;
+    Hcattn__Control__CopyBlock *blocks, **list;
+};
+
+static struct pairs make_pairs(uint32_t from, uint32_t to, uint32_t n)
 {
-    Hcattn__Control__Handle *handles = calloc(2 * n + 1, sizeof(*handles));
-    Hcattn__Control__CopyBlock *blocks = calloc(n + 1, sizeof(*blocks)), **list = calloc(n + 1, sizeof(*list));
-    Hcattn__Control__Copy order = HCATTN__CONTROL__COPY__INIT;
-    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
-    assert_true(handles && blocks && list);
+    struct pairs pairs = {.handles = calloc(2 * n + 1, sizeof(*pairs.handles)),
+                          .blocks = calloc(n + 1, sizeof(*pairs.blocks)),
+                          .list = calloc(n + 1, sizeof(*pairs.list))};
+    assert_true(pairs.handles && pairs.blocks && pairs.list);
     for (uint32_t i = 0; i < 2 * n; i++) {
-        hcattn__control__handle__init(&handles[i]);
-        handles[i].index = i < n ? from + i : to + i - n;
-        handles[i].generation = 1;
+        hcattn__control__handle__init(&pairs.handles[i]);
+        pairs.handles[i].index = i < n ? from + i : to + i - n;
+        pairs.handles[i].generation = 1;
     }
     for (uint32_t i = 0; i < n; i++) {
-        hcattn__control__copy_block__init(&blocks[i]);
-        blocks[i].from = &handles[i];
-        blocks[i].to = &handles[n + i];
-        list[i] = &blocks[i];
+        hcattn__control__copy_block__init(&pairs.blocks[i]);
+        pairs.blocks[i].from = &pairs.handles[i];
+        pairs.blocks[i].to = &pairs.handles[n + i];
+        pairs.list[i] = &pairs.blocks[i];
     }
+    return pairs;
+}
+
+static void free_pairs(struct pairs *pairs)
+{
+    free(pairs->handles);
+    free(pairs->blocks);
+    free(pairs->list);
+}
+
+int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, uint32_t from, uint32_t to, uint32_t n)
+{
+    struct pairs pairs = make_pairs(from, to, n);
+    Hcattn__Control__Copy order = HCATTN__CONTROL__COPY__INIT;
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
     order.sequence = ++peers->next_request;
     order.from_session = from_session;
     order.to_session = to_session;
     order.n_blocks = n;
-    order.blocks = list;
+    order.blocks = pairs.list;
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_COPY;
     message.copy = &order;
     peers_send(peers, &message, -1);
-    free(handles);
-    free(blocks);
-    free(list);
+    free_pairs(&pairs);
     return done(peers, order.sequence);
+}
+
+int peers_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from, uint32_t to,
+                 uint32_t n)
+{
+    struct pairs pairs = make_pairs(from, to, n);
+    Hcattn__Control__Import order = HCATTN__CONTROL__IMPORT__INIT;
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    order.sequence = ++peers->next_request;
+    order.session = session;
+    order.from_store = store;
+    order.n_blocks = n;
+    order.blocks = pairs.list;
+    message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_IMPORT;
+    message.import = &order;
+    peers_send(peers, &message, segment_fd);
+    free_pairs(&pairs);
+    return done(peers, order.sequence);
+}
+
+void peers_leave(struct peers *peers)
+{
+    Hcattn__Control__Leave order = HCATTN__CONTROL__LEAVE__INIT;
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_LEAVE;
+    message.leave = &order;
+    peers_send(peers, &message, -1);
 }
 
 void peers_worker_gone(struct peers *peers)

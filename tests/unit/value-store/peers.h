@@ -56,11 +56,19 @@ void peers_register(struct peers *peers, int *ret_fd);
 /* Status of the Done that answers. */
 int peers_session(struct peers *peers, uint64_t session);
 int peers_reserve(struct peers *peers, uint64_t session, uint32_t index, uint32_t generation, uint32_t number);
+int peers_move(struct peers *peers, uint64_t session, uint32_t moves, uint8_t store); /* all lanes */
 int peers_release(struct peers *peers, uint64_t session, uint32_t from_number);
+int peers_release_lanes(struct peers *peers, uint64_t session, uint32_t from_number, uint32_t lanes);
 
 int peers_ring(struct peers *peers, uint64_t worker, bool grant);
 /* n blocks from index `from` on to those from `to` on; all of generation 1. */
 int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, uint32_t from, uint32_t to, uint32_t n);
+
+/* The same of one session, out of a segment that another store of this number is said to have. */
+int peers_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from, uint32_t to,
+                 uint32_t n);
+
+void peers_leave(struct peers *peers); /* not answered */
 
 /* Tells that PEERS_WORKER is dead; not answered. */
 void peers_worker_gone(struct peers *peers);

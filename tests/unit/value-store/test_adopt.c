@@ -152,7 +152,7 @@ static int do_phase(struct fixture *fixture, const struct tokens *tokens, uint32
     case 4:
         return append(fixture, tokens, 2, 20);
     case 5:
-        blocks_release(fixture->blocks, FIXTURE_SESSION, 1);
+        blocks_release(fixture->blocks, FIXTURE_SESSION, 1, 0);
         return 0;
     case 6:
         return reserve(fixture, 1, 4);

@@ -412,7 +412,7 @@ static void a_request_carries_layers(void **state)
         uint32_t ids[64];
         struct block_handle handle = {.index = N_BLOCKS, .generation = 9};
         requests_fill(&fixture, (enum row_codec)requests_whole.shape.codec, 1);
-        blocks_release(fixture.blocks, FIXTURE_OTHER, 0);
+        blocks_release(fixture.blocks, FIXTURE_OTHER, 0, 0);
         fixture_session(fixture.blocks, FIXTURE_OTHER);
         fixture_reserve(fixture.blocks, FIXTURE_OTHER, handle.index, handle.generation, 0);
         requests_begin(&request);

@@ -108,7 +108,7 @@ static void any_split_gives_the_same_block(void **state)
         if (life == 1)
             checksum = header->checksum;
         assert_int_equal(header->checksum, checksum);
-        assert_int_equal(blocks_release(fixture->blocks, FIXTURE_SESSION, 1), 1);
+        assert_int_equal(blocks_release(fixture->blocks, FIXTURE_SESSION, 1, 0), 1);
     }
 }
 
@@ -264,7 +264,7 @@ static void stale_handles_are_refused(void **state)
         assert_int_equal(blocks_find(blocks, 0, stale[i], &view), -ESTALE);
         assert_int_equal(fixture_append(fixture, blocks, FIXTURE_SESSION, stale[i], 0, 0, 1, ALL), -ESTALE);
     }
-    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0), 1);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 0), 1);
     assert_int_equal(blocks_find(blocks, FIXTURE_SESSION, first_block, &view), -ESTALE);
 
     /* The next life: nothing of the old one is left that counts, and its handle stays refused. */
@@ -286,7 +286,7 @@ static void reservation_is_all_or_nothing(void **state)
     struct fixture *fixture = *state;
     struct blocks *blocks = fixture->blocks;
     fixture_reserve(blocks, FIXTURE_SESSION, 5, 4, 1);
-    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 1), 1);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 1, 0), 1);
     const struct {
         struct blocks_reservation bad;
         int result;
@@ -330,16 +330,106 @@ static void release_begins_at_a_number(void **state)
     for (uint32_t i = 1; i < 5; i++)
         fixture_reserve(blocks, FIXTURE_SESSION, i, 1, i);
     fixture_reserve(blocks, FIXTURE_OTHER, 5, 1, 3);
-    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 3), 2);
-    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 3), 0);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 3, 0), 2);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 3, 0), 0);
     assert_int_equal(blocks_count(blocks).n_open, 4);
     assert_non_null(blocks_session_find(blocks, FIXTURE_SESSION));
-    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0), 3);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 0), 3);
     assert_null(blocks_session_find(blocks, FIXTURE_SESSION));
     assert_non_null(blocks_session_find(blocks, FIXTURE_OTHER));
-    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0), 0);
-    assert_int_equal(blocks_release(blocks, 0, 0), 0);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 0), 0);
+    assert_int_equal(blocks_release(blocks, 0, 0, 0), 0);
     assert_int_equal(blocks_count(blocks).n_open, 1);
+}
+
+static void release_may_be_of_lanes(void **state)
+{
+    struct fixture *fixture = *state;
+    struct blocks *blocks = fixture->blocks;
+    const uint32_t numbers[4] = {1, 12, 13, 14};
+    for (uint32_t i = 0; i < 4; i++)
+        fixture_reserve(blocks, FIXTURE_SESSION, 1 + i, 1, numbers[i]);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 1u << 2 | 1u << 3), 1); /* 14 */
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 2, 1u << 1), 1);           /* 13 */
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 1u << 1), 1);           /* 1 */
+    struct blocks_view view;
+    assert_int_equal(blocks_find(blocks, FIXTURE_SESSION, (struct block_handle){2, 1}, &view), 0);
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 0xfff), 2); /* 0 and 12 */
+    assert_non_null(blocks_session_find(blocks, FIXTURE_SESSION));          /* lanes never forget the session */
+    assert_int_equal(blocks_release(blocks, FIXTURE_SESSION, 0, 0), 0);
+    assert_null(blocks_session_find(blocks, FIXTURE_SESSION));
+}
+
+/* A record with these moves, and lanes that all are in `store`. */
+static struct session_record moved(uint64_t session, uint32_t moves, uint8_t store)
+{
+    struct session_record record = {.session = session, .model = {7, 8}, .policy = "full", .moves = moves};
+    memset(record.lane_store[moves % 2], store, LAYOUT_N_LANES);
+    return record;
+}
+
+static int open_moved(struct fixture *fixture, uint32_t moves, uint8_t store)
+{
+    struct session_record record = moved(77, moves, store);
+    return blocks_session_open(fixture->blocks, &record);
+}
+
+static void expect_lanes(const struct fixture *fixture, uint32_t moves, uint8_t store)
+{
+    const struct session_record *record = blocks_session_find(fixture->blocks, 77);
+    uint8_t lanes[LAYOUT_N_LANES];
+    memset(lanes, store, sizeof(lanes));
+    assert_int_equal(atomic_load(&record->moves), moves);
+    assert_memory_equal(record->lane_store[moves % 2], lanes, sizeof(lanes));
+}
+
+static void sessions_move(void **state)
+{
+    struct fixture *fixture = *state;
+    /* A store that joined late hears of a session that has moved before. */
+    assert_int_equal(open_moved(fixture, 5, 1), 0);
+    expect_lanes(fixture, 5, 1);
+    assert_int_equal(open_moved(fixture, 5, 1), 0);
+    assert_int_equal(open_moved(fixture, 5, 2), -EEXIST);
+    assert_int_equal(open_moved(fixture, 4, 1), -ESTALE);
+    assert_int_equal(open_moved(fixture, 0, 1), -ESTALE);
+    assert_int_equal(open_moved(fixture, 7, 2), -EINVAL); /* would be written over what holds now */
+    expect_lanes(fixture, 5, 1);
+    assert_int_equal(open_moved(fixture, 6, 2), 0);
+    expect_lanes(fixture, 6, 2);
+    const struct session_record *record = blocks_session_find(fixture->blocks, 77);
+    assert_int_equal(record->lane_store[1][0], 1); /* the answer of before is whole, too */
+    assert_int_equal(open_moved(fixture, 6, 2), 0);
+    assert_int_equal(open_moved(fixture, 5, 1), -ESTALE);
+    assert_int_equal(open_moved(fixture, 9, 3), 0); /* the other slot, three moves later */
+    expect_lanes(fixture, 9, 3);
+    /* Only lanes move. */
+    struct session_record other = moved(77, 10, 4);
+    other.exact_tokens = 1;
+    assert_int_equal(blocks_session_open(fixture->blocks, &other), -EEXIST);
+    other = moved(77, 10, 4);
+    strcpy(other.policy, "default");
+    assert_int_equal(blocks_session_open(fixture->blocks, &other), -EEXIST);
+    expect_lanes(fixture, 9, 3);
+    assert_int_equal(blocks_count(fixture->blocks).n_sessions, 2);
+}
+
+/* Killed between the lanes and the count: the answer of before holds, and the repeated order ends the move. */
+static void half_a_move_is_none(void **state)
+{
+    struct fixture *fixture = *state;
+    struct blocks_adoption adoption, none = {0};
+    struct blocks_owner owner = fixture_owner(fixture, 2);
+    assert_int_equal(open_moved(fixture, 1, 1), 0);
+    struct session_record *record = (struct session_record *)(uintptr_t)blocks_session_find(fixture->blocks, 77);
+    memset(record->lane_store[0], 2, 7); /* not even all of them */
+    fixture->blocks = blocks_free(fixture->blocks);
+    assert_int_equal(blocks_adopt(fixture->segment, fixture->plan.n_bytes, &owner, &adoption, &fixture->blocks), 0);
+    assert_memory_equal(&adoption, &none, sizeof(none));
+    expect_lanes(fixture, 1, 1);
+    assert_int_equal(open_moved(fixture, 1, 1), 0);
+    assert_int_equal(open_moved(fixture, 2, 2), 0);
+    expect_lanes(fixture, 2, 2);
 }
 
 static void sessions_are_bounded(void **state)
@@ -361,7 +451,7 @@ static void sessions_are_bounded(void **state)
     }
     record.session = BLOCKS_SESSION_CAPACITY;
     assert_int_equal(blocks_session_open(fixture->blocks, &record), -ENOSPC);
-    blocks_release(fixture->blocks, 77, 0);
+    blocks_release(fixture->blocks, 77, 0, 0);
     assert_int_equal(blocks_session_open(fixture->blocks, &record), 0);
     assert_int_equal(blocks_session_find(fixture->blocks, record.session)->exact_tokens, 5);
     assert_int_equal(blocks_count(fixture->blocks).n_sessions, BLOCKS_SESSION_CAPACITY);
@@ -383,6 +473,9 @@ int main(void)
         TEST(stale_handles_are_refused),
         TEST(reservation_is_all_or_nothing),
         TEST(release_begins_at_a_number),
+        TEST(release_may_be_of_lanes),
+        TEST(sessions_move),
+        TEST(half_a_move_is_none),
         TEST(sessions_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -82,7 +82,7 @@ static void copies_are_sealed_blocks(void **state)
     struct blocks_counts counts = blocks_count(fixture->blocks);
     assert_true(counts.n_sealed == 4 && counts.n_open == 2 && counts.n_free == 1);
     /* Both go their own way: the fork outlives what it came from. */
-    assert_int_equal(blocks_release(fixture->blocks, FIXTURE_SESSION, 0), 3);
+    assert_int_equal(blocks_release(fixture->blocks, FIXTURE_SESSION, 0, 0), 3);
     assert_true(fixture_copy_is_right(fixture, fixture->blocks, FIXTURE_OTHER, handles[3], FIXTURE_SESSION));
     assert_int_equal(fixture_append(fixture, fixture->blocks, FIXTURE_OTHER, handles[5], 2, 0, 10, UINT32_MAX), 0);
 }

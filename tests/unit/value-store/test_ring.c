@@ -384,7 +384,7 @@ static void revoked_and_granted_under_fire(void **state)
         turn_take(&bench->store->turn);
         fixture_session(bench->store->blocks, 99);
         fixture_reserve(bench->store->blocks, 99, 20, 1 + round, 0);
-        assert_int_equal(blocks_release(bench->store->blocks, 99, 0), 1);
+        assert_int_equal(blocks_release(bench->store->blocks, 99, 0, 0), 1);
         turn_end(&bench->store->turn);
         clock_sleep_us((uint64_t)rand() % 500);
     }

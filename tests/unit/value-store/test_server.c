@@ -416,6 +416,50 @@ static void forks_are_copied(void **state)
     stop(peers);
 }
 
+/* Store 1 takes over what store 0 has, gives the same answers, and store 0 leaves. */
+static void lanes_move_to_another_store(void **state)
+{
+    struct peers *peers = *state;
+    const char *const second[] = {"--index", "1", "--memory", "4MiB", NULL};
+    const uint64_t session = FIXTURE_SESSION;
+    struct answers before, after;
+    int fd, segment_fd = fill(peers, &before);
+    assert_int_equal(peers_move(peers, session, 1, 1), 0);
+    assert_int_equal(peers_move(peers, session, 0, 0), -ESTALE);
+    assert_int_equal(peers_release_lanes(peers, session, 0, 1u << 12), -EINVAL);
+    assert_int_equal(peers_release_lanes(peers, session, 0, 1u << 5), 0);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 1), -ELOOP);
+    peers_leave(peers);
+    assert_int_equal(peers_wait(peers), 3); /* its segment lives as long as we hold it */
+    close(peers->fd);
+
+    peers_spawn(peers, second);
+    peers_register(peers, &fd);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 3), -ENODEV);
+    assert_int_equal(format(peers, HEAD_DIM, &fd), 0);
+    assert_int_equal(peers_exchange(peers, peers->incarnation), 0);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 3), -ESTALE); /* the target is not reserved */
+    assert_int_equal(peers_session(peers, session), 0);
+    for (uint32_t number = 0; number <= N_BLOCKS; number++)
+        assert_int_equal(peers_reserve(peers, session, number, 1, number), 0);
+    assert_int_equal(peers_import(peers, session, 0, -1, 0, 0, 3), -EBADF);
+    assert_int_equal(peers_import(peers, session, 0, peers->exchange_fd, 0, 0, 3), -EPROTO);
+    assert_int_equal(peers_import(peers, session, 0, peers->listen_fd, 0, 0, 3), -EBADMSG);
+    assert_int_equal(peers_import(peers, session, 2, segment_fd, 0, 0, 3), -EXDEV);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 257), -EINVAL);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 1, 1), -EINVAL);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 1, 1, 3), -ENOENT);
+    assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 0), 0);
+    for (uint32_t round = 0; round < 2; round++)
+        assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 3), 0);
+    assert_int_equal(peers_move(peers, session, 1, 1), 0);
+    assert_int_equal(read_back(peers, &after), 0);
+    assert_memory_equal(&before, &after, sizeof(before));
+    close(fd);
+    close(segment_fd);
+    stop(peers);
+}
+
 static void what_cannot_be_formatted_is_said(void **state)
 {
     struct peers *peers = *state;
@@ -524,6 +568,7 @@ int main(void)
         TEST(strangers_and_garbage_do_no_harm),
         TEST(rings_are_granted_and_revoked),
         TEST(forks_are_copied),
+        TEST(lanes_move_to_another_store),
         TEST(what_cannot_be_formatted_is_said),
         TEST(heartbeats_come),
         TEST(refusal_is_status_2),
