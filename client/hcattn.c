@@ -265,7 +265,7 @@ int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats
         return error;
     const Hcattn__StatsReply *from = reply->stats;
     struct hcattn_process_stats *processes = calloc(from->n_processes + 1, sizeof(*processes));
-    struct hcattn_session_stats *sessions = calloc(from->n_sessions + 1, sizeof(*sessions));
+    struct hcattn_session_stats *sessions = message_sessions(from->sessions, from->n_sessions);
     if (!processes || !sessions) {
         free(processes);
         free(sessions);
@@ -274,8 +274,6 @@ int hcattn_stats(struct hcattn *client, uint32_t timeout_ms, struct hcattn_stats
     }
     for (size_t i = 0; i < from->n_processes; i++)
         processes[i] = process_stats(from->processes[i]);
-    for (size_t i = 0; i < from->n_sessions; i++)
-        sessions[i] = message_session_stats(from->sessions[i]);
     *ret_stats = (struct hcattn_stats){
         .version = from->version,
         .model = from->model,

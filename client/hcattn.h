@@ -122,6 +122,12 @@ int hcattn_fork(struct hcattn *client, const struct hcattn_fork *fork, uint32_t 
 int hcattn_set_policy(struct hcattn *client, uint64_t session, const char *policy, uint32_t timeout_ms,
                       char ret_policy[HCATTN_POLICY_SIZE], struct hcattn_error *ret_error);
 
+struct hcattn_store_share {
+    uint32_t store;
+    uint32_t n_blocks;
+    uint64_t bytes;
+};
+
 struct hcattn_session_stats {
     uint64_t session;
     const char *state;
@@ -134,6 +140,8 @@ struct hcattn_session_stats {
     uint32_t exact_tokens; /* 0: none */
     uint32_t worker;       /* that holds it, if `held` */
     bool held;
+    const struct hcattn_store_share *stores; /* where its blocks live; those without are left out */
+    size_t n_stores;
 };
 
 struct hcattn_sessions {
@@ -194,6 +202,7 @@ struct hcattn_description {
     struct hcattn_counts counts;
     bool profiled; /* FastGen residency, and it was profiled: `profile` means something */
     struct hcattn_profile profile;
+    struct hcattn_session_stats *owned_stats; /* what `stats` is a copy of and points into */
     void *owner;
 };
 
@@ -461,6 +470,26 @@ struct hcattn_drained {
 int hcattn_drain(struct hcattn *client, bool resume,
                  int (*progress)(void *context, uint32_t n_running, uint32_t n_queued), void *context,
                  uint32_t timeout_ms, struct hcattn_drained *ret_drained, struct hcattn_error *ret_error);
+
+struct hcattn_store_drain {
+    uint32_t n_sessions_left;
+    uint64_t bytes_left; /* blocks that sessions have in it */
+    uint64_t bytes_moved;
+    const char *waits; /* why nothing moves now, one sentence; empty: it does */
+};
+
+struct hcattn_store_drained {
+    uint32_t n_sessions; /* that were moved */
+    uint64_t bytes_moved;
+};
+
+/* Lets one store leave while sessions run: what it holds moves to the other stores between steps; returns when it is empty and
+ * has left. A session that does not fit elsewhere waits for room. With `resume` the store takes sessions again, one that
+ * has left is started again; returns when it serves. A call that ends early (deadline, cancel, `progress`) leaves the drain
+ * going on. progress, ret_drained: as of hcattn_drain(). */
+int hcattn_drain_store(struct hcattn *client, uint32_t store, bool resume,
+                       int (*progress)(void *context, const struct hcattn_store_drain *drain), void *context,
+                       uint32_t timeout_ms, struct hcattn_store_drained *ret_drained, struct hcattn_error *ret_error);
 
 /* How requests travel to the stores from now on, running generations included: "ring" or "routed". */
 int hcattn_set_transport(struct hcattn *client, const char *transport, uint32_t timeout_ms,

@@ -140,13 +140,11 @@ int hcattn_list_sessions(struct hcattn *client, uint32_t timeout_ms, struct hcat
     if (!reply)
         return error;
     const Hcattn__SessionList *list = reply->session_list;
-    struct hcattn_session_stats *sessions = calloc(list->n_sessions + 1, sizeof(*sessions));
+    struct hcattn_session_stats *sessions = message_sessions(list->sessions, list->n_sessions);
     if (!sessions) {
         hcattn__reply__free_unpacked(reply, NULL);
         return call_fail(ret_error, HCATTN_NO_MEMORY, "no memory for the list of sessions");
     }
-    for (size_t i = 0; i < list->n_sessions; i++)
-        sessions[i] = message_session_stats(list->sessions[i]);
     *ret_sessions = (struct hcattn_sessions){.n_sessions = list->n_sessions, .sessions = sessions, .owner = reply};
     return 0;
 }
@@ -233,6 +231,10 @@ int hcattn_describe_session(struct hcattn *client, uint64_t session, uint32_t ti
     const Hcattn__SessionDescribed *from = reply->session_described;
     struct hcattn_description description = {.n_layers = from->n_layers, .n_kv_heads = from->n_kv_heads};
     error = from->stats ? 0 : -EPROTO;
+    if (!error)
+        description.owned_stats = message_sessions(&from->stats, 1);
+    if (!error && !description.owned_stats)
+        error = -ENOMEM;
     if (!error && from->counts)
         error = take_counts(from, &description.counts);
     if (!error && from->profile)
@@ -245,7 +247,7 @@ int hcattn_describe_session(struct hcattn *client, uint64_t session, uint32_t ti
         call_fail(ret_error, HCATTN_INTERNAL, "the coordinator's description of the session is not complete");
         return error;
     }
-    description.stats = message_session_stats(from->stats);
+    description.stats = description.owned_stats[0];
     description.counted = from->counts != NULL;
     description.profiled = from->profile != NULL;
     description.owner = reply;
@@ -260,6 +262,7 @@ void hcattn_description_free(struct hcattn_description *description)
     free((void *)description->counts.kept);
     free((void *)description->counts.reads);
     free((void *)description->profile.classes);
+    free(description->owned_stats);
     hcattn__reply__free_unpacked(description->owner, NULL);
     *description = (struct hcattn_description){.n_layers = 0};
 }

@@ -55,6 +55,7 @@ bool message_is_last(const Hcattn__Reply *reply)
     case HCATTN__REPLY__REPLY_SCORED:
     case HCATTN__REPLY__REPLY_JOB_PROGRESS:
     case HCATTN__REPLY__REPLY_JOB_ROW:
+    case HCATTN__REPLY__REPLY_STORE_DRAIN_PROGRESS:
     case HCATTN__REPLY__REPLY__NOT_SET:
         return false;
     default:
@@ -137,21 +138,37 @@ void message_unset_input(struct message_input *message)
     message->pointers = NULL;
 }
 
-struct hcattn_session_stats message_session_stats(const Hcattn__SessionStats *stats)
+struct hcattn_session_stats *message_sessions(Hcattn__SessionStats *const *messages, size_t n)
 {
-    return (struct hcattn_session_stats){
-        .session = stats->session,
-        .state = stats->state,
-        .policy = stats->policy,
-        .n_tokens = stats->n_tokens,
-        .reserved_tokens = stats->reserved_tokens,
-        .bytes = stats->bytes,
-        .lane_store = stats->lane_store.data,
-        .n_lanes = stats->lane_store.len,
-        .exact_tokens = stats->exact_tokens,
-        .worker = stats->worker,
-        .held = stats->held,
-    };
+    size_t n_shares = 0;
+    for (size_t i = 0; i < n; i++)
+        n_shares += messages[i]->n_stores;
+    struct hcattn_session_stats *sessions =
+        calloc(1, (n + 1) * sizeof(*sessions) + n_shares * sizeof(struct hcattn_store_share));
+    struct hcattn_store_share *share = sessions ? (struct hcattn_store_share *)(sessions + n + 1) : NULL;
+    for (size_t i = 0; sessions && i < n; i++) {
+        const Hcattn__SessionStats *from = messages[i];
+        sessions[i] = (struct hcattn_session_stats){
+            .session = from->session,
+            .state = from->state,
+            .policy = from->policy,
+            .n_tokens = from->n_tokens,
+            .reserved_tokens = from->reserved_tokens,
+            .bytes = from->bytes,
+            .lane_store = from->lane_store.data,
+            .n_lanes = from->lane_store.len,
+            .exact_tokens = from->exact_tokens,
+            .worker = from->worker,
+            .held = from->held,
+            .stores = share,
+            .n_stores = from->n_stores,
+        };
+        for (size_t j = 0; j < from->n_stores; j++)
+            *share++ = (struct hcattn_store_share){.store = from->stores[j]->store,
+                                                   .n_blocks = from->stores[j]->n_blocks,
+                                                   .bytes = from->stores[j]->bytes};
+    }
+    return sessions;
 }
 
 struct hcattn_timings message_timings(const Hcattn__Timings *timings)

@@ -28,7 +28,8 @@ struct message_input {
 int message_set_input(struct message_input *message, const struct hcattn_input *input, struct hcattn_error *error);
 void message_unset_input(struct message_input *message);
 
-struct hcattn_session_stats message_session_stats(const Hcattn__SessionStats *stats); /* points into it */
+/* n sessions in one allocation, to free; they point into it and into the messages. NULL: no memory. */
+struct hcattn_session_stats *message_sessions(Hcattn__SessionStats *const *messages, size_t n);
 
 struct hcattn_timings message_timings(const Hcattn__Timings *timings); /* NULL: zeroes */
 

@@ -12,9 +12,11 @@ struct node {
     uint64_t bytes_total, bytes_used, bytes_resident, bytes_local, bytes_served, bytes_per_s;
 };
 
+/* A store with memory: neither dead nor one that has left. */
 static bool is_store(const struct hcattn_process_stats *process)
 {
-    return strcmp(process->program, "hc-value-store") == 0 && process->state && strcmp(process->state, "dead") != 0;
+    return strcmp(process->program, "hc-value-store") == 0 && process->state && strcmp(process->state, "dead") != 0 &&
+           strcmp(process->state, "drained") != 0;
 }
 
 static int by_number(const void *a, const void *b)

@@ -5,17 +5,31 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#define BLOCKS_TEXT 384u /* 24 stores, each with as many blocks as there can be */
+
+/* "0:12 1:11": blocks by store. */
+static const char *blocks(const struct hcattn_session_stats *session, char *text, size_t size)
+{
+    size_t n = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < session->n_stores && n < size; i++)
+        n += (size_t)snprintf(text + n, size - n, "%s%" PRIu32 ":%" PRIu32, i ? " " : "", session->stores[i].store,
+                              session->stores[i].n_blocks);
+    return report_word(text);
+}
+
 void report_session_table(const struct hcattn_session_stats *sessions, size_t n_sessions)
 {
-    char size[REPORT_SIZE_TEXT], worker[16];
-    output_format("%-16s  %-10s %-22s %10s %10s %12s %6s\n", "SESSION", "STATE", "POLICY", "TOKENS", "RESERVED",
-                  "MEMORY", "WORKER");
+    char size[REPORT_SIZE_TEXT], worker[16], stores[BLOCKS_TEXT];
+    output_format("%-16s  %-10s %-22s %10s %10s %12s %6s  %s\n", "SESSION", "STATE", "POLICY", "TOKENS", "RESERVED",
+                  "MEMORY", "WORKER", "BLOCKS BY STORE");
     for (size_t i = 0; i < n_sessions; i++) {
         const struct hcattn_session_stats *session = &sessions[i];
         snprintf(worker, sizeof(worker), "%" PRIu32, session->worker);
-        output_format("%016" PRIx64 "  %-10s %-22s %10" PRIu64 " %10" PRIu64 " %12s %6s\n", session->session,
+        output_format("%016" PRIx64 "  %-10s %-22s %10" PRIu64 " %10" PRIu64 " %12s %6s  %s\n", session->session,
                       report_word(session->state), report_word(session->policy), session->n_tokens,
-                      session->reserved_tokens, report_size(session->bytes, size), session->held ? worker : "-");
+                      session->reserved_tokens, report_size(session->bytes, size), session->held ? worker : "-",
+                      blocks(session, stores, sizeof(stores)));
     }
 }
 
@@ -24,7 +38,13 @@ static json_t *stats_json(const struct hcattn_session_stats *session)
     json_t *lanes = json_array();
     for (size_t i = 0; i < session->n_lanes; i++)
         json_array_append_new(lanes, json_integer(session->lane_store[i]));
-    return json_pack("{s:o,s:o,s:o,s:I,s:I,s:I,s:I,s:o,s:o}",                               //
+    json_t *stores = json_array();
+    for (size_t i = 0; i < session->n_stores; i++)
+        json_array_append_new(stores, json_pack("{s:I,s:I,s:I}",                                   //
+                                                "store", (json_int_t)session->stores[i].store,     //
+                                                "blocks", (json_int_t)session->stores[i].n_blocks, //
+                                                "bytes", (json_int_t)session->stores[i].bytes));
+    return json_pack("{s:o,s:o,s:o,s:I,s:I,s:I,s:I,s:o,s:o,s:o}",                           //
                      "session", report_hex(session->session),                               //
                      "state", report_text(session->state),                                  //
                      "policy", report_text(session->policy),                                //
@@ -33,7 +53,8 @@ static json_t *stats_json(const struct hcattn_session_stats *session)
                      "exact_tokens", (json_int_t)session->exact_tokens,                     //
                      "bytes", (json_int_t)session->bytes,                                   //
                      "worker", session->held ? json_integer(session->worker) : json_null(), //
-                     "lane_store", lanes);
+                     "lane_store", lanes,                                                   //
+                     "stores", stores);
 }
 
 json_t *report_session_list(const struct hcattn_session_stats *sessions, size_t n_sessions)
@@ -103,6 +124,10 @@ void report_session_details(const struct hcattn_description *description)
     const struct hcattn_counts *counts = &description->counts;
     char size[REPORT_SIZE_TEXT], keys[REPORT_SIZE_TEXT];
     report_session_table(session, 1);
+    for (size_t i = 0; i < session->n_stores; i++)
+        output_format("%s%" PRIu32 " blocks, %s in store %" PRIu32, i ? "; " : "", session->stores[i].n_blocks,
+                      report_size(session->stores[i].bytes, size), session->stores[i].store);
+    output_text(session->n_stores ? "\n" : "");
     if (session->exact_tokens)
         output_format("exact on the device while it has at most %" PRIu32 " tokens\n", session->exact_tokens);
     if (!description->counted) {

@@ -41,7 +41,9 @@ static bool is_last(const Hcattn__Reply *reply)
 {
     return reply->reply_case != HCATTN__REPLY__REPLY_ACCEPTED && reply->reply_case != HCATTN__REPLY__REPLY_PROGRESS &&
            reply->reply_case != HCATTN__REPLY__REPLY_GENERATED && reply->reply_case != HCATTN__REPLY__REPLY_SCORED &&
-           reply->reply_case != HCATTN__REPLY__REPLY_JOB_PROGRESS && reply->reply_case != HCATTN__REPLY__REPLY_JOB_ROW;
+           reply->reply_case != HCATTN__REPLY__REPLY_JOB_PROGRESS &&
+           reply->reply_case != HCATTN__REPLY__REPLY_JOB_ROW &&
+           reply->reply_case != HCATTN__REPLY__REPLY_STORE_DRAIN_PROGRESS;
 }
 
 static void forget(struct fake_coordinator *fake, uint64_t request)

@@ -310,10 +310,10 @@ static void test_sessions(void **state)
 {
     struct service *service = *state;
     assert_int_equal(RUN("sessions"), 0);
-    assert_string_equal(
-        output(service),
-        "SESSION           STATE      POLICY                     TOKENS   RESERVED       MEMORY WORKER\n" //
-        ID "  ready      rot4,mass=0.9,notail         4100          0      3.0 MiB      1\n");
+    assert_string_equal(output(service),
+                        "SESSION           STATE      POLICY                     TOKENS   RESERVED       MEMORY WORKER "
+                        " BLOCKS BY STORE\n" //
+                        ID "  ready      rot4,mass=0.9,notail         4100          0      3.0 MiB      1  -\n");
     assert_int_equal(RUN("sessions", "--json"), 0);
     json_t *json = output_object(service);
     const char *id = NULL, *policy = NULL;
