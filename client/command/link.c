@@ -136,8 +136,8 @@ void link_tell_dead_again(struct link *link, uint64_t incarnation)
     }
 }
 
-/* 1: a fence. */
-static int take(struct link *link, const Hcattn__Control__Control *message, struct link_fence *ret_fence)
+/* 1: an order. */
+static int take(struct link *link, const Hcattn__Control__Control *message, struct link_order *ret_order)
 {
     switch (message->message_case) {
     case HCATTN__CONTROL__CONTROL__MESSAGE_WELCOME:
@@ -148,15 +148,19 @@ static int take(struct link *link, const Hcattn__Control__Control *message, stru
         hang_up(link, REFUSED_RETRY_US); /* another version, say: the child will hear the same and tell it */
         return 0;
     case HCATTN__CONTROL__CONTROL__MESSAGE_FENCE:
-        ret_fence->incarnation = message->fence->incarnation;
-        snprintf(ret_fence->reason, sizeof(ret_fence->reason), "%s", message->fence->reason);
+        ret_order->kind = LINK_FENCE;
+        ret_order->incarnation = message->fence->incarnation;
+        snprintf(ret_order->reason, sizeof(ret_order->reason), "%s", message->fence->reason);
+        return 1;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_START:
+        *ret_order = (struct link_order){.kind = LINK_START};
         return 1;
     default:
         return 0; /* not for supervisors */
     }
 }
 
-int link_step(struct link *link, struct link_fence *ret_fence)
+int link_step(struct link *link, struct link_order *ret_order)
 {
     if (link->fd < 0) {
         if (clock_now_us() < link->retry_us)
@@ -182,9 +186,9 @@ int link_step(struct link *link, struct link_fence *ret_fence)
         Hcattn__Control__Control *message = hcattn__control__control__unpack(NULL, n_bytes, bytes);
         if (!message)
             continue;
-        int fenced = take(link, message, ret_fence);
+        int ordered = take(link, message, ret_order);
         hcattn__control__control__free_unpacked(message, NULL);
-        if (fenced)
+        if (ordered)
             return 1;
     }
     return 0;

@@ -1,5 +1,5 @@
 /*
- * link.h - a supervisor's connection to the coordinator: tells of its child's lives and deaths, hears of fences.
+ * link.h - a supervisor's connection to the coordinator: tells of its child's lives and deaths, hears of fences and starts.
  *
  * Nothing in here waits: a coordinator that is away, slow or hung never holds up supervision. What could not be told is told
  * again, all of it, after the next registration; the coordinator takes such news twice.
@@ -36,8 +36,11 @@ struct link {
     uint32_t n_deaths;         /* ever */
 };
 
-struct link_fence {
-    uint64_t incarnation;
+enum link_order_kind { LINK_FENCE, LINK_START };
+
+struct link_order {
+    enum link_order_kind kind;
+    uint64_t incarnation; /* of a fence */
     char reason[256];
 };
 
@@ -47,8 +50,8 @@ void link_fini(struct link *link);
 void link_child_started(struct link *link, uint64_t incarnation, pid_t pid, uint32_t n_starts);
 void link_child_dead(struct link *link, uint64_t incarnation, int wait_status);
 
-/* Connects when it is time, takes what has arrived. 1: a fence in *ret_fence, call again; 0: nothing more. */
-int link_step(struct link *link, struct link_fence *ret_fence);
+/* Connects when it is time, takes what has arrived. 1: an order in *ret_order, call again; 0: nothing more. */
+int link_step(struct link *link, struct link_order *ret_order);
 
 bool link_knows_dead(const struct link *link, uint64_t incarnation);
 void link_tell_dead_again(struct link *link, uint64_t incarnation);

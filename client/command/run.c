@@ -1,5 +1,6 @@
 /*
- * run.c - see run.h. One child at a time: started, watched, started again; killed when the coordinator fences it.
+ * run.c - see run.h. One child at a time: started, watched, started again; killed when the coordinator fences it. A
+ * child that left the service, as it was told to, is not started again until the coordinator asks for it.
  *
  * Threads    one. Invariant: at most one life of the child exists; its death is told only after waitpid().
  */
@@ -9,6 +10,7 @@
 #include "client/command/link.h"
 #include "client/command/role.h"
 #include "common/clock.h"
+#include "common/exit_status.h"
 #include "common/log.h"
 #include "common/random.h"
 #include "common/signals.h"
@@ -79,8 +81,9 @@ struct supervisor {
     uint64_t started_us;
     uint32_t n_starts;
     uint32_t n_fast;   /* fast deaths in a row */
-    uint64_t start_us; /* when to start it; CLOCK_NEVER while it lives */
+    uint64_t start_us; /* when to start it; CLOCK_NEVER while it lives, or has left */
     uint64_t kill_us;  /* when a child that is to stop is killed */
+    bool left;         /* none lives, and none is to be started before the coordinator says so */
     bool stopping;
     bool over;
     int status;
@@ -140,6 +143,7 @@ static void start(struct supervisor *supervisor)
         end(supervisor, COMMAND_USAGE);
         return;
     }
+    supervisor->left = false;
     supervisor->start_us = CLOCK_NEVER;
     supervisor->started_us = clock_now_us();
     supervisor->n_starts++;
@@ -156,9 +160,19 @@ static uint64_t backoff_us(uint32_t n_fast)
     return delay < BACKOFF_MAX_US ? delay : BACKOFF_MAX_US;
 }
 
+static void child_left(struct supervisor *supervisor, pid_t pid)
+{
+    LOG_INFO("%s[%d] has left the service and is not started again until the coordinator asks for it"
+             " (hcattn drain --resume %" PRIu32 "); waiting",
+             supervisor->role->program, (int)pid, options_u32(supervisor->options, "index"));
+    supervisor->left = true;
+    supervisor->n_fast = 0;
+}
+
 static void child_died(struct supervisor *supervisor, int wait_status)
 {
     char how[128];
+    bool has_left = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == EXIT_STATUS_LEFT;
     child_describe(wait_status, how, sizeof(how));
     link_child_dead(&supervisor->link, supervisor->incarnation, wait_status);
     pid_t pid = supervisor->pid;
@@ -171,7 +185,11 @@ static void child_died(struct supervisor *supervisor, int wait_status)
     }
     if (supervisor->stopping) {
         LOG_DEBUG("%s[%d] %s", supervisor->role->program, (int)pid, how);
-        end(supervisor, WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 0);
+        end(supervisor, WIFEXITED(wait_status) && !has_left ? WEXITSTATUS(wait_status) : 0);
+        return;
+    }
+    if (has_left && supervisor->role->is_a_peer) {
+        child_left(supervisor, pid);
         return;
     }
     bool fast = clock_now_us() - supervisor->started_us < FAST_US;
@@ -221,7 +239,7 @@ static void take_signals(struct supervisor *supervisor)
     }
 }
 
-static void fence(struct supervisor *supervisor, const struct link_fence *order)
+static void fence(struct supervisor *supervisor, const struct link_order *order)
 {
     if (supervisor->pid && order->incarnation == supervisor->incarnation) {
         LOG_WARNING("%s[%d] is fenced: %s", supervisor->role->program, (int)supervisor->pid, order->reason);
@@ -231,6 +249,17 @@ static void fence(struct supervisor *supervisor, const struct link_fence *order)
     } else {
         LOG_WARNING("asked to fence %016" PRIx64 ", which is no life of this process", order->incarnation);
     }
+}
+
+/* Asked twice, or of a child that lives or is about to be started: nothing is to be done. */
+static void start_again(struct supervisor *supervisor)
+{
+    reap(supervisor); /* its end may have been heard of sooner by the coordinator than by us */
+    if (!supervisor->left || supervisor->over)
+        return;
+    LOG_INFO("%s is started again: the coordinator asks for it", supervisor->role->program);
+    supervisor->left = false;
+    supervisor->start_us = 0;
 }
 
 static int timeout_ms(const struct supervisor *supervisor)
@@ -253,9 +282,13 @@ static int supervise(struct supervisor *supervisor)
             kill(supervisor->pid, SIGKILL);
             supervisor->kill_us = CLOCK_NEVER;
         }
-        struct link_fence order;
-        while (supervisor->role->is_a_peer && link_step(&supervisor->link, &order) > 0)
-            fence(supervisor, &order);
+        struct link_order order;
+        while (supervisor->role->is_a_peer && link_step(&supervisor->link, &order) > 0) {
+            if (order.kind == LINK_START)
+                start_again(supervisor);
+            else
+                fence(supervisor, &order);
+        }
         if (supervisor->over)
             break;
         struct pollfd items[] = {{.fd = supervisor->signal_fd, .events = POLLIN},

@@ -1,9 +1,10 @@
 /*
  * fake_role.c - stands for hc-coordinator, hc-value-store and hc-gpu-worker (by its name) in tests of the supervisor and of
  * `hcattn up`. Writes a line "PROGRAM PID ARGUMENTS" to <runtime dir>/started, then does as HCATTN_TEST_MODE says:
- * "" sleeps until SIGTERM; "exit2" ends with status 2, "crash" at once by SIGABRT; "stubborn" takes no SIGTERM. With
+ * "" sleeps until SIGTERM, or SIGUSR1, which makes it leave with status 3; "exit2" ends with status 2, "crash" at once by SIGABRT; "stubborn" takes no SIGTERM. With
  * "-worker" behind it a mode is the worker's only. The coordinator answers Health and Stats.
  */
+#include "common/exit_status.h"
 #include "common/options.h"
 #include "tests/unit/client/fake_coordinator.h"
 
@@ -74,6 +75,7 @@ int main(int argc, char **argv)
     int number;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
     sigprocmask(SIG_BLOCK, &set, NULL);
     note_start(program, argc, argv, directory);
     if (strcmp(mode, "exit2") == 0) {
@@ -99,5 +101,5 @@ int main(int argc, char **argv)
         fake_coordinator_stop(&fake);
         unlink(fake.endpoint + strlen("ipc://"));
     }
-    return 0;
+    return number == SIGUSR1 ? EXIT_STATUS_LEFT : 0;
 }

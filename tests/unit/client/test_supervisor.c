@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "common/clock.h"
+#include "common/exit_status.h"
 #include "common/peer.h"
 #include "proto/control.pb-c.h"
 #include "proto/layout.h"
@@ -150,7 +151,7 @@ static void send_control(int fd, const Hcattn__Control__Control *message)
     assert_int_equal(peer_send(fd, bytes, n, NULL, 0), 0);
 }
 
-static int accept_supervisor(int listen_fd)
+static int accept_supervisor_of(int listen_fd, Hcattn__Control__Role supervised)
 {
     int fd = -1;
     struct pollfd item = {.fd = listen_fd, .events = POLLIN};
@@ -159,7 +160,7 @@ static int accept_supervisor(int listen_fd)
     Hcattn__Control__Control *message = receive(fd);
     assert_int_equal(message->message_case, HCATTN__CONTROL__CONTROL__MESSAGE_HELLO);
     assert_int_equal(message->hello->role, HCATTN__CONTROL__ROLE__SUPERVISOR);
-    assert_int_equal(message->hello->supervises, HCATTN__CONTROL__ROLE__GPU_WORKER);
+    assert_int_equal(message->hello->supervises, supervised);
     assert_int_equal(message->hello->layout, LAYOUT_VERSION);
     assert_int_equal(message->hello->index, 3);
     assert_true(message->hello->incarnation != 0);
@@ -170,6 +171,11 @@ static int accept_supervisor(int listen_fd)
     answer.welcome = &welcome;
     send_control(fd, &answer);
     return fd;
+}
+
+static int accept_supervisor(int listen_fd)
+{
+    return accept_supervisor_of(listen_fd, HCATTN__CONTROL__ROLE__GPU_WORKER);
 }
 
 /* The next message is ChildStarted: its incarnation. */
@@ -202,6 +208,72 @@ static void send_fence(int fd, uint64_t incarnation)
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_FENCE;
     message.fence = &fence;
     send_control(fd, &message);
+}
+
+static void send_start(int fd)
+{
+    Hcattn__Control__Control message = HCATTN__CONTROL__CONTROL__INIT;
+    Hcattn__Control__Start start = HCATTN__CONTROL__START__INIT;
+    message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_START;
+    message.start = &start;
+    send_control(fd, &message);
+}
+
+/* A child that left is told dead, and is started again when the coordinator, or the next one, says so. */
+static void test_left_child_waits_for_start(void **state)
+{
+    struct programs *programs = *state;
+    const Hcattn__Control__Role role = HCATTN__CONTROL__ROLE__VALUE_STORE;
+    const char *store = "hc-value-store";
+    const int left = EXIT_STATUS_LEFT << 8;
+    char path[96], first[1024], second[1024];
+    int listen_fd = -1;
+    snprintf(path, sizeof(path), "%s/peer.sock", programs->directory);
+    assert_int_equal(peer_listen(path, &listen_fd), 0);
+    pid_t supervisor = programs_start(
+        programs, true, (const char *[]){"run", "value-store", "--index", "3", "--", "--node", "0", NULL});
+    pid_t child = programs_started(programs, store, 0, 10, first, sizeof(first));
+    int fd = accept_supervisor_of(listen_fd, role);
+    uint64_t incarnation = expect_started(fd, child, 1);
+    kill(child, SIGUSR1);
+    expect_dead(fd, incarnation, left);
+    assert_int_equal(programs_started(programs, store, 1, 1, NULL, 0), 0);
+    assert_true(programs_log_has(programs, "hcattn drain --resume 3"));
+
+    send_start(fd);
+    send_start(fd);
+    pid_t next = programs_started(programs, store, 1, 10, second, sizeof(second));
+    uint64_t again = expect_started(fd, next, 2);
+    assert_true(next > 0 && again != incarnation && strstr(second, " --node 0"));
+    send_start(fd); /* of one that lives: nothing */
+    send_fence(fd, incarnation);
+    expect_dead(fd, incarnation, left);
+    /* One that is killed is started again, as ever. */
+    kill(next, SIGKILL);
+    expect_dead(fd, again, SIGKILL);
+    pid_t third = programs_started(programs, store, 2, 10, NULL, 0);
+    uint64_t last = expect_started(fd, third, 3);
+
+    /* It leaves while no coordinator is there: the next one hears of it, and can ask for it. */
+    close(fd);
+    listen_fd = peer_unlisten(listen_fd, path);
+    kill(third, SIGUSR1);
+    assert_true(programs_gone(third, 5));
+    assert_int_equal(peer_listen(path, &listen_fd), 0);
+    fd = accept_supervisor_of(listen_fd, role);
+    expect_dead(fd, incarnation, left);
+    expect_dead(fd, again, SIGKILL);
+    expect_dead(fd, last, left);
+    assert_int_equal(programs_started(programs, store, 3, 1, NULL, 0), 0);
+    send_start(fd);
+    pid_t fourth = programs_started(programs, store, 3, 10, NULL, 0);
+    last = expect_started(fd, fourth, 4);
+    kill(fourth, SIGUSR1);
+    expect_dead(fd, last, left);
+    kill(supervisor, SIGTERM); /* idle */
+    assert_int_equal(programs_wait(supervisor, 5), 0);
+    close(fd);
+    peer_unlisten(listen_fd, path);
 }
 
 static void test_fence(void **state)
@@ -262,6 +334,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_child_dies_with_its_supervisor, setup, teardown),
         cmocka_unit_test_setup_teardown(test_wrong_use, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fence, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_left_child_waits_for_start, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
