@@ -15,7 +15,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define TOPOLOGY_MAX_NODES 64u /* that get a store */
+#define TOPOLOGY_MAX_NODES    64u /* that get a store */
+#define TOPOLOGY_CPUS_TO_SPIN 8u /* with fewer, workers and stores share theirs: who spins keeps another from working */
 /* For people whose memory may not be bound (-EPERM). */
 #define TOPOLOGY_BINDING_HELP                                                                                          \
     "in a container this needs 'cap_add: [SYS_NICE]' in compose.yaml (docker run: --cap-add SYS_NICE)"

@@ -23,7 +23,6 @@ static const char *const transport_names[] = {"ring", "routed", "direct", NULL};
 static const char *const row_names[] = {"f16", "q8_0", NULL};
 static const char *const half_names[] = {"auto", "1", "2", NULL};
 enum {
-    FREE_CPUS = 8, /* from this many on, worker and stores need not share theirs */
     SPIN_US = 20,
     POOL_SPIN_US = 10, /* bridges what one thread does between the products of a layer, not an answer of a store */
 };
@@ -275,12 +274,12 @@ static int start(struct app *app, const struct options *options, struct server_o
         .row_codec = options_choice(options, "rows") == 0 ? ROW_CODEC_F16 : ROW_CODEC_Q8_0,
         .prefill_chunk = options_u32(options, "prefill-chunk"),
         .max_batch = options_u32(options, "max-batch"),
-        .max_halves = halves != 0                ? halves
-                      : app->n_cpus >= FREE_CPUS ? 2
-                                                 : 1,
-        .spin_us = options_given(options, "spin-us") ? options_u32(options, "spin-us")
-                   : app->n_cpus >= FREE_CPUS        ? SPIN_US
-                                                     : 0,
+        .max_halves = halves != 0                            ? halves
+                      : app->n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? 2
+                                                             : 1,
+        .spin_us = options_given(options, "spin-us")      ? options_u32(options, "spin-us")
+                   : app->n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? SPIN_US
+                                                          : 0,
         .max_step_us = options_u32(options, "max-step-ms") * UINT64_C(1000),
         .device_memory = options_bytes(options, "device-memory"),
         .request_timeout_us = options_duration_ms(options, "request-timeout") * 1000,

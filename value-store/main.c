@@ -15,7 +15,7 @@ static const char *const huge_names[] = {"try", "require", "off", NULL};
 
 static const struct option_spec specs[] = {
     {.name = "runtime-dir", .kind = OPTION_STRING, .metavar = "DIR", .help = "Directory of the sockets."},
-    {.name = "index", .kind = OPTION_U32, .default_text = "0", .maximum = 255, .help = "Number of this store."},
+    {.name = "index", .kind = OPTION_U32, .default_text = "0", .maximum = 63, .help = "Number of this store."},
     {.name = "memory",
      .kind = OPTION_MEMORY,
      .default_text = "75%",

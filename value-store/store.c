@@ -10,10 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MIB          (1024.0 * 1024.0)
-#define CPUS_TO_SPIN 8u /* below, whoever spins keeps worker or store from working */
-#define SPIN_US      20u
-#define NODE_SPARE   64u /* part of a node's memory that the kernel keeps for itself */
+#define MIB        (1024.0 * 1024.0)
+#define SPIN_US    20u
+#define NODE_SPARE 64u /* part of a node's memory that the kernel keeps for itself */
 
 static void setup_thread(void *context, uint32_t thread)
 {
@@ -47,7 +46,7 @@ static int choose_node(struct store *store, char sentence[STORE_SENTENCE])
     if (store->n_threads == 0)
         store->n_threads = store->threads_bound == 0 ? node.n_cpus : topology_n_allowed_cpus(store->topology);
     uint32_t n_cpus = topology_n_allowed_cpus(store->topology);
-    store->spin_us = store->config.has_spin ? store->config.spin_us : n_cpus < CPUS_TO_SPIN ? 0 : SPIN_US;
+    store->spin_us = store->config.has_spin ? store->config.spin_us : n_cpus < TOPOLOGY_CPUS_TO_SPIN ? 0 : SPIN_US;
     return 0;
 }
 
@@ -239,9 +238,11 @@ static int make_segment(struct store *store, struct blocks_plan *plan, uint64_t 
         return result;
     }
     store->segment_fd = fd;
-    if (store->config.huge_pages != STORE_HUGE_OFF && store->huge_bytes == 0)
+    if (store->config.huge_pages != STORE_HUGE_OFF && store->huge_bytes == 0) {
+        atomic_store_explicit(&store->progress.phase, "making huge pages", memory_order_relaxed);
         store->huge_bytes = segment_collapse(
             &store->mapping, &(const struct segment_terms){.context = store, .promised = note_promised});
+    }
     uint64_t wanted = plan->n_bytes / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
     if (store->config.huge_pages == STORE_HUGE_REQUIRE && (wanted == 0 || store->huge_bytes < wanted)) {
         snprintf(sentence, STORE_SENTENCE,

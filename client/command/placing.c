@@ -1,6 +1,7 @@
 /* placing.c - see placing.h. */
 #include "client/command/placing.h"
 #include "common/budget.h"
+#include "common/topology.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -8,7 +9,6 @@
 #include <string.h>
 
 #define DEFAULT_PERCENT 50u
-#define FEW_CPUS        8u /* where workers and stores hand over without spinning */
 
 static int add_node(const struct topology *topology, unsigned long number, uint32_t *nodes, uint32_t *n_nodes,
                     char sentence[PLACING_TEXT])
@@ -142,7 +142,7 @@ int placing_plan(const struct options *options, struct placing *ret_placing, cha
 const char *placing_sharing(const struct placing *placing, uint32_t n_workers, char text[PLACING_TEXT])
 {
     text[0] = '\0';
-    if (placing->n_cpus < FEW_CPUS)
+    if (placing->n_cpus < TOPOLOGY_CPUS_TO_SPIN)
         snprintf(text, PLACING_TEXT, "%u cpu%s shared by %u worker%s and %u store%s", placing->n_cpus,
                  placing->n_cpus == 1 ? " is" : "s are", n_workers, n_workers == 1 ? "" : "s", placing->n_stores,
                  placing->n_stores == 1 ? "" : "s");

@@ -10,6 +10,7 @@
 #include "client/command/lock.h"
 #include "client/command/opening.h"
 #include "client/command/output.h"
+#include "client/command/patience.h"
 #include "client/command/report.h"
 #include "common/clock.h"
 #include "common/log.h"
@@ -149,7 +150,9 @@ static const struct option_spec specs[] = {
     {.name = "start-timeout",
      .kind = OPTION_DURATION,
      .default_text = "300s",
-     .help = "until the service must be ready: a large model takes long to load"},
+     .help =
+         "until the service must be ready, counted anew whenever a percentage grows that is shown meanwhile: a large "
+         "model or store takes long"},
     {.name = "stop-timeout",
      .kind = OPTION_DURATION,
      .default_text = "10s",
@@ -249,25 +252,41 @@ static void turn(struct up *up, int timeout_ms)
         fleet_start(&up->fleet, up->model);
 }
 
-/* "no worker yet (loading weights 42 %)" */
-static void show_state(const struct up *up, const struct hcattn_health *health)
+/* What of its phase says most: a worker's, or one of a store that tells how far it is. NULL: none. */
+static const char *find_phase(const struct hcattn_stats *stats)
+{
+    const char *phase = NULL;
+    for (size_t i = 0; i < stats->n_processes; i++) {
+        const struct hcattn_process_stats *process = &stats->processes[i];
+        uint32_t percent;
+        size_t length;
+        bool is_worker = strcmp(process->program, "hc-gpu-worker") == 0;
+        if (!process->phase || strcmp(process->phase, "idle") == 0)
+            continue;
+        if (patience_percent(process->phase, &percent, &length))
+            return process->phase;
+        if (is_worker)
+            phase = process->phase;
+    }
+    return phase;
+}
+
+/* "no worker yet (loading weights 42 %)". True: it has come nearer to being ready since the last time. */
+static bool show_state(const struct up *up, const struct hcattn_health *health, struct patience *patience)
 {
     struct hcattn_stats stats;
     char text[256];
-    const char *phase = "";
     if (hcattn_stats(up->client, ASK_MS, &stats, NULL) < 0) {
         show_progress(up, health->sentence);
-        return;
+        return false;
     }
-    for (size_t i = 0; i < stats.n_processes; i++) {
-        const struct hcattn_process_stats *process = &stats.processes[i];
-        if (strcmp(process->program, "hc-gpu-worker") == 0 && process->phase && strcmp(process->phase, "idle") != 0)
-            phase = process->phase;
-    }
-    snprintf(text, sizeof(text), "starting: %.150s%s%.60s%s", health->sentence, *phase ? " (" : "", phase,
-             *phase ? ")" : "");
+    const char *phase = find_phase(&stats);
+    snprintf(text, sizeof(text), "starting: %.150s%s%.60s%s", health->sentence, phase ? " (" : "", phase ? phase : "",
+             phase ? ")" : "");
     show_progress(up, text);
+    bool moved = patience_moved(patience, &stats);
     hcattn_stats_free(&stats);
+    return moved;
 }
 
 /* Exit status, told; 0: ready, or asked to stop. */
@@ -277,6 +296,8 @@ static int wait_ready(struct up *up)
     uint64_t deadline_us = clock_deadline_us(timeout_ms * 1000);
     struct hcattn_health health = {.sentence = "no answer of the coordinator"};
     struct hcattn_error error;
+    struct patience patience = {.n_seen = 0};
+    bool has_moved = false;
     struct hcattn_config config = {
         .runtime_dir = up->directory, .connect_timeout_ms = ASK_MS, .lost_timeout_ms = ASK_MS};
     if (hcattn_open(&config, &up->client, &error) < 0)
@@ -295,11 +316,14 @@ static int wait_ready(struct up *up)
             show_progress(up, "");
             return 0;
         }
-        if (result == 0)
-            show_state(up, &health);
+        if (result == 0 && show_state(up, &health, &patience)) {
+            deadline_us = clock_deadline_us(timeout_ms * 1000);
+            has_moved = true;
+        }
         if (clock_remaining_us(deadline_us) == 0) {
             show_progress(up, "");
-            return command_fail(COMMAND_ERROR, NAME, "not ready after %llu s: %s",
+            return command_fail(COMMAND_ERROR, NAME, "not ready %s %llu s: %s",
+                                has_moved ? "and nothing has moved for" : "after",
                                 (unsigned long long)(timeout_ms / 1000), health.sentence);
         }
     }

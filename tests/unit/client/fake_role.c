@@ -2,7 +2,8 @@
  * fake_role.c - stands for hc-coordinator, hc-value-store and hc-gpu-worker (by its name) in tests of the supervisor and of
  * `hcattn up`. Writes a line "PROGRAM PID ARGUMENTS" to <runtime dir>/started, then does as HCATTN_TEST_MODE says:
  * "" sleeps until SIGTERM, or SIGUSR1, which makes it leave with status 3; "exit2" ends with status 2, "crash" at once by SIGABRT; "stubborn" takes no SIGTERM. With
- * "-worker" behind it a mode is the worker's only. The coordinator answers Health and Stats.
+ * "-worker" behind it a mode is the worker's only. The coordinator answers Health and Stats; it is ready at once, but for
+ * "exit2-worker" never, for "formats" when a store has come to 100 % (20 more with every Stats), for "stuck" it stays at 20 %.
  */
 #include "common/exit_status.h"
 #include "common/options.h"
@@ -16,11 +17,19 @@
 #include <string.h>
 #include <unistd.h>
 
+struct formatting {
+    uint32_t percent; /* 0: nothing is formatted */
+    bool is_stuck;
+};
+
 static enum fake_coordinator_step answer(struct fake_coordinator *fake, const Hcattn__Request *request)
 {
     Hcattn__Reply reply = HCATTN__REPLY__INIT;
     Hcattn__StatsReply stats = HCATTN__STATS_REPLY__INIT;
-    Hcattn__ProcessStats process = HCATTN__PROCESS_STATS__INIT, *pointer = &process;
+    Hcattn__ProcessStats process = HCATTN__PROCESS_STATS__INIT, store = HCATTN__PROCESS_STATS__INIT;
+    Hcattn__ProcessStats *pointers[2] = {&process, &store};
+    struct formatting *formatting = fake->context;
+    char phase[32];
     if (request->request_case != HCATTN__REQUEST__REQUEST_STATS) {
         fake_coordinator_error(fake, request->request_id, HCATTN__ERROR_CODE__NOT_SUPPORTED, "a fake");
         return FAKE_KNOWN;
@@ -30,8 +39,16 @@ static enum fake_coordinator_step answer(struct fake_coordinator *fake, const Hc
     process.state = (char *)"ready";
     process.node = -1;
     stats.model = (char *)"fake-model";
-    stats.processes = &pointer;
-    stats.n_processes = 1;
+    store.program = (char *)"hc-value-store";
+    store.state = (char *)"starting";
+    store.phase = phase;
+    stats.processes = pointers;
+    stats.n_processes = formatting->percent > 0 ? 2 : 1;
+    snprintf(phase, sizeof(phase), "formatting %u %%", formatting->percent);
+    if (formatting->percent > 0 && !formatting->is_stuck && formatting->percent < 100)
+        formatting->percent += 20;
+    if (formatting->percent == 100)
+        fake->ready = true;
     reply.request_id = request->request_id;
     reply.reply_case = HCATTN__REPLY__REPLY_STATS;
     reply.stats = &stats;
@@ -87,11 +104,16 @@ int main(int argc, char **argv)
         abort();
     }
     static struct fake_coordinator fake;
+    static struct formatting formatting;
+    formatting.is_stuck = strcmp(mode, "stuck") == 0;
+    if (formatting.is_stuck || strcmp(mode, "formats") == 0)
+        formatting.percent = 20;
     bool coordinates = strcmp(program, "hc-coordinator") == 0;
     if (coordinates) {
         snprintf(fake.endpoint, sizeof(fake.endpoint), "ipc://%.100s/client.sock", directory);
         fake.handle = answer;
-        fake.not_ready = worker_fails;
+        fake.context = &formatting;
+        fake.not_ready = worker_fails || formatting.percent > 0;
         fake_coordinator_start(&fake);
     }
     while (strcmp(mode, "stubborn") == 0)

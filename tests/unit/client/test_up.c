@@ -93,6 +93,26 @@ static void test_foreground(void **state)
     assert_true(programs_log_has(programs, "start one with 'hcattn up'"));
 }
 
+/* The time until it must be ready begins anew while a percentage grows, and only then. */
+static void test_patience(void **state)
+{
+    struct programs *programs = *state;
+    static const char *const arguments[] = {"up", "--model", MODEL, "--start-timeout", "700ms", NULL};
+    programs->mode = "formats";
+    uint64_t begun_us = clock_now_us();
+    pid_t up = programs_start(programs, true, arguments);
+    assert_true(wait_for_log(programs, "Ctrl-C stops the service"));
+    assert_true(clock_now_us() - begun_us > 800000);
+    kill(up, SIGTERM);
+    assert_int_equal(programs_wait(up, 20), 0);
+    programs->mode = "stuck";
+    begun_us = clock_now_us();
+    assert_int_equal(programs_run(programs, true, arguments), 1);
+    assert_true(clock_now_us() - begun_us < 15000000);
+    assert_true(programs_log_has(programs, "not ready and nothing has moved for 0 s: no worker yet"));
+    check_all_gone(programs);
+}
+
 /* The n-th start of a program, whose line must hold all of the texts (closed by NULL). */
 static pid_t check_started(const struct programs *programs, const char *program, unsigned n, const char *const *texts)
 {
@@ -260,6 +280,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_foreground, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_patience, setup, teardown),
         cmocka_unit_test_setup_teardown(test_two_workers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_policy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detach_and_down, setup, teardown),
