@@ -134,11 +134,12 @@ void control_store_up(struct server *server, struct peer *peer, uint32_t store, 
     control_send(server, peer, &control, fd);
 }
 
-void control_store_down(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation)
+void control_store_down(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation, bool for_good)
 {
     Hcattn__Control__StoreDown down = HCATTN__CONTROL__STORE_DOWN__INIT;
     down.store = store;
     down.incarnation = incarnation;
+    down.for_good = for_good;
     CONTROL(STORE_DOWN, store_down, &down);
     control_send(server, peer, &control, -1);
 }
@@ -167,6 +168,20 @@ void control_worker_gone(struct server *server, struct peer *peer, uint64_t inca
     Hcattn__Control__WorkerGone gone = HCATTN__CONTROL__WORKER_GONE__INIT;
     gone.worker_incarnation = incarnation;
     CONTROL(WORKER_GONE, worker_gone, &gone);
+    control_send(server, peer, &control, -1);
+}
+
+void control_leave(struct server *server, struct peer *peer)
+{
+    Hcattn__Control__Leave leave = HCATTN__CONTROL__LEAVE__INIT;
+    CONTROL(LEAVE, leave, &leave);
+    control_send(server, peer, &control, -1);
+}
+
+void control_start(struct server *server, struct peer *peer)
+{
+    Hcattn__Control__Start start = HCATTN__CONTROL__START__INIT;
+    CONTROL(START, start, &start);
     control_send(server, peer, &control, -1);
 }
 

@@ -128,6 +128,12 @@ void descriptors_owner_died(struct descriptors *descriptors, uint32_t store, uin
         descriptors->kept[store].owner_dead = true;
 }
 
+bool descriptors_owner_is_dead(const struct descriptors *descriptors, uint32_t store)
+{
+    const struct kept *kept = find(descriptors, store);
+    return kept && kept->owner_dead;
+}
+
 int descriptors_readonly(const struct descriptors *descriptors, uint32_t store, int *ret_fd)
 {
     const struct kept *kept = find(descriptors, store);

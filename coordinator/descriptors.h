@@ -45,6 +45,7 @@ void descriptors_drop(struct descriptors *descriptors, uint32_t store);
 bool descriptors_same(const struct descriptors *descriptors, uint32_t store, int fd);
 const struct segment_view *descriptors_view(const struct descriptors *descriptors, uint32_t store); /* or NULL */
 uint64_t descriptors_owner(const struct descriptors *descriptors, uint32_t store);                  /* 0: none */
+bool descriptors_owner_is_dead(const struct descriptors *descriptors, uint32_t store);
 void descriptors_owner_died(struct descriptors *descriptors, uint32_t store, uint64_t owner);
 
 /* A descriptor for a worker; the caller closes it. -ENOENT; errors of segment_reopen_readonly(). */

@@ -142,7 +142,7 @@ bool flow_waits_for_table(struct server *server, struct request *request, uint64
 void flow_occupied(struct server *server, struct request *request, const struct session *session)
 {
     const struct request *other = session->request;
-    if (other->state != REQUEST_CANCELLING || other->restart)
+    if (other->state != REQUEST_CANCELLING || other->restart || other->parking)
         flow_fail(server, request, HCATTN__ERROR_CODE__BUSY, NULL, "session %016llx runs another request (%s, %s)",
                   (unsigned long long)session->id, requests_kind_name(other->kind), requests_state_name(other->state));
 }
@@ -222,7 +222,7 @@ static void reserving_work(struct server *server, struct request *request)
                   strerror(-status));
         return;
     }
-    if (!queue_reserve(server, request))
+    if (moves_hold(session) || !queue_reserve(server, request))
         return;
     (void)requests_move(request, REQUEST_QUEUED, server->now_us);
     flow_accepted(server, request);
@@ -246,6 +246,9 @@ static void enter(struct server *server, struct request *request)
     case REQUEST_DETOKENIZE:
         (void)requests_move(request, REQUEST_PREPARING, server->now_us);
         break;
+    case REQUEST_DRAIN_STORE:
+        drain_store_enter(server, request);
+        break;
     case REQUEST_APPEND:
     case REQUEST_GENERATE:
     case REQUEST_SCORE:
@@ -268,6 +271,8 @@ static void reserving(struct server *server, struct request *request)
         flow_reserving_open(server, request);
     else if (request->kind == REQUEST_FORK)
         fork_reserving(server, request);
+    else if (request->kind == REQUEST_DRAIN_STORE)
+        drain_store_waiting(server, request);
     else if (request->kind != REQUEST_CLOSE)
         operate_reserving(server, request);
 }
@@ -302,7 +307,7 @@ static void advance(struct server *server, struct request *request)
     case REQUEST_QUEUED:
         if (request->kind == REQUEST_JOB)
             jobs_advance(server, request);
-        else if ((worker = workers_bind(server, request->session)))
+        else if (!moves_hold(request->session) && (worker = workers_bind(server, request->session)))
             flow_run(server, request, worker);
         break;
     default:
@@ -360,7 +365,7 @@ static void judge_at_worker(struct server *server, struct request *request)
 static void waited_too_long(struct server *server, struct request *request)
 {
     char missing[256];
-    if (request->kind == REQUEST_DRAIN)
+    if (request->kind == REQUEST_DRAIN || request->kind == REQUEST_DRAIN_STORE)
         return; /* as long as it takes */
     if (request->kind == REQUEST_SET_TRANSPORT) {
         operate_late(server, request);
@@ -378,9 +383,13 @@ void flow_tick(struct server *server)
     for (struct request *request; (request = requests_next(server->requests, &cursor));) {
         if (request->kind == REQUEST_JOB)
             jobs_tick(server, request);
+        else if (request->kind == REQUEST_DRAIN_STORE)
+            drain_store_tick(server, request);
         uint64_t waited_us = now_us - request->waiting_us;
         if (request->state == REQUEST_CANCELLING && waited_us > server->options.hang_timeout_us) {
             LOG_WARNING("request %016llx: its worker did not confirm that it stopped", (unsigned long long)request->id);
+            if (request->parking) /* it may still write */
+                moves_give_up(server, request->session);
             flow_stopped(server, request);
         } else if (request->state == REQUEST_WAITING) {
             queue_tick(server, request);

@@ -43,7 +43,7 @@ static void open_new(struct server *server, struct request *request)
                                .idle_timeout_s = open->idle_timeout_s};
     snprintf(session->terms.policy, sizeof(session->terms.policy), "%s",
              open->policy[0] ? open->policy : server->policy);
-    (void)placement_lanes(server->placement, stores_ready_mask(server), session->terms.lane_store);
+    (void)placement_lanes(server->placement, membership_targets(server), session->terms.lane_store);
     session->active_us = server->now_us;
     session->request = request;
     request->session = session;

@@ -162,7 +162,14 @@ void flow_worker_lost(struct server *server, uint64_t worker, bool died)
 
 void flow_stopped(struct server *server, struct request *request)
 {
+    bool goes_on = request->parking && !request->cancelled && !request->mute;
     request->worker = request->work = 0;
+    request->parking = false;
+    if (goes_on && !request->restart) { /* once its session has moved, from the next token on */
+        (void)requests_move(request, REQUEST_QUEUED, server->now_us);
+        server->dirty = true;
+        return;
+    }
     if (request->restart && !(request->session && request->session->close_wanted)) {
         request->restart = false;
         request->forwarded = request->resume_from;
@@ -445,7 +452,10 @@ void flow_work_reply(struct server *server, struct request *request, Hcattn__Wor
         finished(server, request, reply->finished);
         break;
     case HCATTN__WORK__WORK_REPLY__REPLY_ERROR:
-        failed(server, request, reply->error);
+        if (request->parking && reply->error->code == HCATTN__ERROR_CODE__CANCELLED)
+            flow_stopped(server, request);
+        else
+            failed(server, request, reply->error);
         break;
     default:
         break;

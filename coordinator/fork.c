@@ -97,6 +97,7 @@ static void begin(struct server *server, struct request *request, struct session
     }
     if (session) {
         session->terms = source->terms;
+        session->terms.moves = 0;
         snprintf(session->terms.policy, sizeof(session->terms.policy), "%s", policy_of(request, source));
         session->terms.opened_unix_s = (uint64_t)time(NULL);
         session->terms.flags = message->ephemeral ? SESSION_EPHEMERAL : 0;
@@ -156,7 +157,8 @@ void fork_enter(struct server *server, struct request *request)
                   (unsigned long long)source_id);
         return;
     }
-    if (!stores_all_ready(server) || (source->state != SESSION_READY && source->state != SESSION_RUNNING))
+    if (!stores_all_ready(server) || (sessions_stores(source) & ~stores_ready_mask(server)) ||
+        (source->state != SESSION_READY && source->state != SESSION_RUNNING))
         return; /* it is being opened or found; or a store is awaited */
     if (request->session_id == 0)
         request->session_id = random_u64();

@@ -53,7 +53,7 @@ static void enter_policy(struct server *server, struct request *request)
                   (unsigned long long)session->id);
     } else if (session->state == SESSION_RUNNING) {
         flow_occupied(server, request, session);
-    } else if (session->state == SESSION_READY && session->n_pending == 0) {
+    } else if (session->state == SESSION_READY && session->n_pending == 0 && !session->move) {
         struct numbers numbers = {.n_tokens = sessions_n_tokens(session, server->descriptors)};
         if (strcmp(session->terms.policy, policy) == 0)
             policy_set(server, request, policy);
@@ -103,6 +103,7 @@ void operate_counted(struct server *server, struct request *request, const Hcatt
     reply.reply_case = HCATTN__REPLY__REPLY_SESSION_DESCRIBED;
     reply.session_described = &message;
     flow_answer(server, request, &reply);
+    stats_free_session(&stats);
 }
 
 static void enter_describe(struct server *server, struct request *request)

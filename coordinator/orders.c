@@ -11,15 +11,16 @@
 #include "common/log.h"
 #include "coordinator/state.h"
 
-static void free_order(struct order *order)
+void orders_free(struct order *order)
 {
     free(order->numbers);
     free(order->blocks);
+    free(order->others);
     free(order);
 }
 
-static int new_order(struct server *server, enum order_kind kind, uint8_t store, struct session *session,
-                     struct order **ret_order)
+int orders_new(struct server *server, enum order_kind kind, uint8_t store, const struct session *session,
+               struct order **ret_order)
 {
     struct order *order = calloc(1, sizeof(*order));
     if (!order)
@@ -32,143 +33,30 @@ static int new_order(struct server *server, enum order_kind kind, uint8_t store,
     return 0;
 }
 
-static void send_open(struct server *server, struct peer *peer, const struct order *order,
-                      const struct session *session)
-{
-    Hcattn__Control__SessionOpen open = HCATTN__CONTROL__SESSION_OPEN__INIT;
-    struct session_terms terms = session->terms;
-    open.sequence = order->sequence;
-    open.session = session->id;
-    open.model_hash_low = terms.model[0];
-    open.model_hash_high = terms.model[1];
-    open.opened_unix_s = terms.opened_unix_s;
-    open.exact_tokens = terms.exact_tokens;
-    open.flags = terms.flags;
-    open.idle_timeout_s = terms.idle_timeout_s;
-    open.lane_store = (ProtobufCBinaryData){LAYOUT_N_LANES, terms.lane_store};
-    open.policy = terms.policy;
-    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
-    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN;
-    control.session_open = &open;
-    control_send(server, peer, &control, -1);
-}
-
-static void send_reserve(struct server *server, struct peer *peer, const struct order *order,
-                         const struct session *session)
-{
-    static Hcattn__Control__Reservation reservations[RESERVE_MAX]; /* one thread; too large for the stack */
-    static Hcattn__Control__Handle handles[RESERVE_MAX], previous[RESERVE_MAX];
-    static Hcattn__Control__Reservation *pointers[RESERVE_MAX];
-    Hcattn__Control__Reserve reserve = HCATTN__CONTROL__RESERVE__INIT;
-    for (uint32_t i = 0; i < order->n; i++) {
-        uint32_t number = order->numbers[i];
-        if (number >= session->n_blocks)
-            continue;
-        size_t j = reserve.n_blocks++;
-        hcattn__control__reservation__init(&reservations[j]);
-        hcattn__control__handle__init(&handles[j]);
-        hcattn__control__handle__init(&previous[j]);
-        handles[j].index = session->blocks[number].handle.index;
-        handles[j].generation = session->blocks[number].handle.generation;
-        if (number > 0) {
-            previous[j].index = session->blocks[number - 1].handle.index;
-            previous[j].generation = session->blocks[number - 1].handle.generation;
-            reservations[j].previous_store = session->blocks[number - 1].store;
-        }
-        reservations[j].handle = &handles[j];
-        reservations[j].previous = &previous[j];
-        reservations[j].number = number;
-        pointers[j] = &reservations[j];
-    }
-    reserve.sequence = order->sequence;
-    reserve.session = session->id;
-    reserve.blocks = pointers;
-    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
-    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE;
-    control.reserve = &reserve;
-    control_send(server, peer, &control, -1);
-}
-
-static void send_copy(struct server *server, struct peer *peer, const struct order *order,
-                      const struct session *session)
-{
-    Hcattn__Control__CopyBlock blocks[COPY_MAX], *pointers[COPY_MAX];
-    Hcattn__Control__Handle from[COPY_MAX], to[COPY_MAX];
-    Hcattn__Control__Copy copy = HCATTN__CONTROL__COPY__INIT;
-    for (uint32_t i = 0; i < order->n; i++) {
-        uint32_t number = order->numbers[i];
-        if (number >= session->n_blocks)
-            continue;
-        size_t j = copy.n_blocks++;
-        hcattn__control__copy_block__init(&blocks[j]);
-        hcattn__control__handle__init(&from[j]);
-        hcattn__control__handle__init(&to[j]);
-        from[j].index = order->blocks[i].handle.index;
-        from[j].generation = order->blocks[i].handle.generation;
-        to[j].index = session->blocks[number].handle.index;
-        to[j].generation = session->blocks[number].handle.generation;
-        blocks[j].from = &from[j];
-        blocks[j].to = &to[j];
-        pointers[j] = &blocks[j];
-    }
-    copy.sequence = order->sequence;
-    copy.from_session = order->from;
-    copy.to_session = session->id;
-    copy.blocks = pointers;
-    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
-    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_COPY;
-    control.copy = &copy;
-    control_send(server, peer, &control, -1);
-}
-
-static void send_release(struct server *server, struct peer *peer, const struct order *order)
-{
-    Hcattn__Control__Release release = HCATTN__CONTROL__RELEASE__INIT;
-    release.sequence = order->sequence;
-    release.session = order->session;
-    release.from_number = order->from_number;
-    Hcattn__Control__Control control = HCATTN__CONTROL__CONTROL__INIT;
-    control.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RELEASE;
-    control.release = &release;
-    control_send(server, peer, &control, -1);
-}
-
-static void send_order(struct server *server, struct order *order)
-{
-    struct peer *peer = peers_of(stores_ready(server, order->store));
-    struct session *session = sessions_find(server->sessions, order->session);
-    if (!peer || !session)
-        return;
-    order->sent = true;
-    if (order->kind == ORDER_OPEN)
-        send_open(server, peer, order, session);
-    else if (order->kind == ORDER_RESERVE)
-        send_reserve(server, peer, order, session);
-    else if (order->kind == ORDER_COPY)
-        send_copy(server, peer, order, session);
-    else
-        send_release(server, peer, order);
-}
-
-static void add(struct server *server, struct session *session, struct order *order)
+void orders_enlist(struct server *server, struct order *order)
 {
     if (server->last_order)
         server->last_order->next = order;
     else
         server->first_order = order;
     server->last_order = order;
+    orders_send(server, order);
+}
+
+static void add(struct server *server, struct session *session, struct order *order)
+{
     session->n_pending++;
-    send_order(server, order);
+    orders_enlist(server, order);
 }
 
 int orders_open(struct server *server, struct session *session)
 {
     uint64_t stores = sessions_stores(session);
-    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+    for (uint8_t store = 0; store < SERVER_MAX_STORES; store++) {
         struct order *order;
         if (!(stores >> store & 1u))
             continue;
-        int result = new_order(server, ORDER_OPEN, store, session, &order);
+        int result = orders_new(server, ORDER_OPEN, store, session, &order);
         if (result != 0)
             return result;
         add(server, session, order);
@@ -178,23 +66,23 @@ int orders_open(struct server *server, struct session *session)
 
 int orders_reserve(struct server *server, struct session *session, uint32_t from_number)
 {
-    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+    for (uint8_t store = 0; store < SERVER_MAX_STORES; store++) {
         uint32_t number = from_number;
         while (number < session->n_blocks) {
             struct order *order;
-            int result = new_order(server, ORDER_RESERVE, store, session, &order);
+            int result = orders_new(server, ORDER_RESERVE, store, session, &order);
             if (result != 0)
                 return result;
             order->numbers = malloc(RESERVE_MAX * sizeof(uint32_t));
             if (!order->numbers) {
-                free_order(order);
+                orders_free(order);
                 return -ENOMEM;
             }
             for (; number < session->n_blocks && order->n < RESERVE_MAX; number++)
                 if (session->blocks[number].store == store)
                     order->numbers[order->n++] = number;
             if (order->n == 0) {
-                free_order(order);
+                orders_free(order);
                 break;
             }
             add(server, session, order);
@@ -208,7 +96,7 @@ static struct order *next_copy(struct server *server, struct session *session, c
                                uint8_t store, uint32_t n_blocks, uint32_t *number, int *ret_result)
 {
     struct order *order;
-    *ret_result = new_order(server, ORDER_COPY, store, session, &order);
+    *ret_result = orders_new(server, ORDER_COPY, store, session, &order);
     if (*ret_result != 0)
         return NULL;
     order->from = from->id;
@@ -224,13 +112,13 @@ static struct order *next_copy(struct server *server, struct session *session, c
     }
     if (*ret_result == 0 && order->n > 0)
         return order;
-    free_order(order);
+    orders_free(order);
     return NULL;
 }
 
 int orders_copy(struct server *server, struct session *session, const struct session *from, uint32_t n_blocks)
 {
-    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+    for (uint8_t store = 0; store < SERVER_MAX_STORES; store++) {
         struct order *order;
         uint32_t number = 0;
         int result;
@@ -248,17 +136,17 @@ int orders_release_cut(struct server *server, struct session *session, uint32_t 
     uint64_t stores = sessions_stores(session);
     for (uint32_t i = 0; i < n_cut; i++)
         stores |= UINT64_C(1) << (cut[i].store & 63u);
-    for (uint8_t store = 0; store < server->options.n_stores; store++) {
+    for (uint8_t store = 0; store < SERVER_MAX_STORES; store++) {
         struct order *order;
         if (!(stores >> store & 1u))
             continue;
-        int result = new_order(server, ORDER_RELEASE, store, session, &order);
+        int result = orders_new(server, ORDER_RELEASE, store, session, &order);
         if (result != 0)
             return result;
         order->from_number = from_number;
         order->blocks = calloc(n_cut + 1u, sizeof(struct placed_block));
         if (!order->blocks) {
-            free_order(order);
+            orders_free(order);
             return -ENOMEM;
         }
         for (uint32_t i = 0; i < n_cut; i++)
@@ -324,7 +212,7 @@ static void confirm(const struct order *order, struct session *session)
 static void freed(struct server *server, const struct order *order, struct session *session)
 {
     for (uint32_t i = 0; i < order->n; i++)
-        if (placement_release(server->placement, order->blocks[i].store, order->blocks[i].handle) == 0)
+        if (placement_release(server->placement, order->blocks[i].store, order->blocks[i].handle) == 0 && session)
             session->freed_bytes += placement_block_bytes(server->placement, order->store);
 }
 
@@ -332,9 +220,15 @@ static void complete(struct server *server, struct order *order, int status, con
 {
     struct session *session = sessions_find(server->sessions, order->session);
     server->dirty = true;
-    if (!session)
+    if (order->move != 0 && order->kind != ORDER_RELEASE) {
+        if (session)
+            moves_done(session, order, status, sentence);
         return;
-    session->n_pending--;
+    }
+    if (!session && order->move == 0)
+        return;
+    if (order->move == 0)
+        session->n_pending--;
     if (order->kind == ORDER_RELEASE) {
         /* What a store could not free stays used: it is never given out while somebody may hold it. */
         if (status == 0 || status == -ENOENT)
@@ -374,7 +268,7 @@ void orders_done(struct server *server, uint32_t store, const Hcattn__Control__D
             continue;
         remove_order(server, before, order);
         complete(server, order, message->status, message->sentence);
-        free_order(order);
+        orders_free(order);
         return;
     }
 }
@@ -382,8 +276,8 @@ void orders_done(struct server *server, uint32_t store, const Hcattn__Control__D
 void orders_resend(struct server *server, uint32_t store)
 {
     for (struct order *order = server->first_order; order; order = order->next)
-        if (order->store == store && !order->sent)
-            send_order(server, order);
+        if ((order->store == store || (order->kind == ORDER_IMPORT && order->from_store == store)) && !order->sent)
+            orders_send(server, order);
 }
 
 void orders_unsent(struct server *server, uint32_t store)
@@ -398,13 +292,13 @@ void orders_forget_store(struct server *server, uint32_t store)
     struct order *before = NULL;
     for (struct order *order = server->first_order, *next; order; order = next) {
         next = order->next;
-        if (order->store != store) {
+        if (order->store != store && (order->kind != ORDER_IMPORT || order->from_store != store)) {
             before = order;
             continue;
         }
         remove_order(server, before, order);
         complete(server, order, order->kind == ORDER_RELEASE ? 0 : -ENODEV, "its segment is gone");
-        free_order(order);
+        orders_free(order);
     }
 }
 
@@ -413,9 +307,24 @@ void orders_free_all(struct server *server)
     while (server->first_order) {
         struct order *order = server->first_order;
         server->first_order = order->next;
-        free_order(order);
+        orders_free(order);
     }
     server->last_order = NULL;
+}
+
+/* Orders of a move that was given up and that its store never got: there is nothing to do any more but to free. */
+static void forget_session(struct server *server, uint64_t session)
+{
+    struct order *before = NULL;
+    for (struct order *order = server->first_order, *next; order; order = next) {
+        next = order->next;
+        if (order->session != session || order->kind == ORDER_RELEASE) {
+            before = order;
+            continue;
+        }
+        remove_order(server, before, order);
+        orders_free(order);
+    }
 }
 
 /* ---- closing ---- */
@@ -438,11 +347,12 @@ void orders_settle(struct server *server)
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));) {
         bool may_close = session->state == SESSION_READY || session->state == SESSION_RECOVERING ||
                          (session->state == SESSION_OPENING && session->n_pending == 0);
-        if (session->close_wanted && !session->request && may_close)
+        if (session->close_wanted && !session->request && may_close && !session->move)
             begin_close(server, session);
         if (session->state == SESSION_CLOSING && session->n_pending == 0) {
             (void)sessions_move(session, SESSION_CLOSED);
             flow_closed(server, session);
+            forget_session(server, session->id);
             sessions_remove(server->sessions, session);
             cursor--;
             server->dirty = true;

@@ -156,8 +156,8 @@ static bool role_of(Hcattn__Control__Role role, enum process_role *ret_role)
 }
 
 /* 0, or -EINVAL with what is wrong with it. */
-static int read_hello(const struct server *server, const struct peer *peer, const Hcattn__Control__Hello *hello,
-                      struct process *ret_given, char error[REGISTRY_ERROR_BYTES])
+static int read_hello(const struct peer *peer, const Hcattn__Control__Hello *hello, struct process *ret_given,
+                      char error[REGISTRY_ERROR_BYTES])
 {
     struct process given = {.index = hello->index,
                             .incarnation = hello->incarnation,
@@ -200,9 +200,9 @@ static int read_hello(const struct server *server, const struct peer *peer, cons
         snprintf(error, REGISTRY_ERROR_BYTES, "a Hello whose role, routes or row shape make no sense");
         return -EINVAL;
     }
-    if (given.role == PROCESS_STORE && given.index >= server->options.n_stores) {
-        snprintf(error, REGISTRY_ERROR_BYTES, "value-store %u: this coordinator expects %u, numbered from 0 (--stores)",
-                 given.index, server->options.n_stores);
+    if (given.role == PROCESS_STORE && given.index >= SERVER_MAX_STORES) {
+        snprintf(error, REGISTRY_ERROR_BYTES, "value-store %u: their numbers are 0 to %u", given.index,
+                 SERVER_MAX_STORES - 1);
         return -EINVAL;
     }
     *ret_given = given;
@@ -296,7 +296,7 @@ static void hello(struct server *server, struct peer *peer, const Hcattn__Contro
 {
     struct process given;
     char error[REGISTRY_ERROR_BYTES], name[64];
-    int result = read_hello(server, peer, message, &given, error);
+    int result = read_hello(peer, message, &given, error);
     if (result == 0) {
         look_at_earlier_life(server, &given);
         result = register_process(server, peer, message, &given, fd, error);

@@ -190,6 +190,66 @@ bool placement_could_hold(const struct placement *placement, const uint8_t lane_
     return true;
 }
 
+int placement_reserve_in(struct placement *placement, uint32_t store, struct placed_block *ret_block)
+{
+    if (!find(placement, store))
+        return -EINVAL;
+    struct store *entry = &placement->stores[store];
+    drop_exhausted(entry);
+    if (entry->n_free == 0)
+        return -ENOMEM;
+    uint32_t index = entry->free_list[entry->n_free - 1];
+    take(entry, index);
+    if (entry->generations[index] < entry->floors[index])
+        entry->generations[index] = entry->floors[index];
+    *ret_block = (struct placed_block){{index, ++entry->generations[index]}, (uint8_t)store};
+    return 0;
+}
+
+int placement_move_lanes(const struct placement *placement, uint64_t targets, uint32_t from,
+                         const uint8_t lane_store[LAYOUT_N_LANES], uint32_t n_blocks,
+                         uint8_t ret_lane_store[LAYOUT_N_LANES], struct placement_room *ret_room)
+{
+    uint32_t left[PLACEMENT_MAX_STORES] = {0}, n_lanes[PLACEMENT_MAX_STORES] = {0};
+    uint8_t moved[LAYOUT_N_LANES];
+    struct placement_room room = {0, 0};
+    bool full = false;
+    for (uint32_t store = 0; store < PLACEMENT_MAX_STORES; store++)
+        left[store] =
+            targets >> store & 1u && store != from && find(placement, store) ? placement->stores[store].n_free : 0;
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++) {
+        uint32_t n = n_blocks / LAYOUT_N_LANES + (lane < n_blocks % LAYOUT_N_LANES), best = PLACEMENT_MAX_STORES;
+        moved[lane] = lane_store[lane];
+        if (lane_store[lane] != from)
+            continue;
+        for (uint32_t store = 0; store < PLACEMENT_MAX_STORES; store++) {
+            if (!(targets >> store & 1u) || store == from || !find(placement, store))
+                continue;
+            /* as in placement_lanes(), so that lanes without blocks yet are spread, too; but what fits comes first */
+            bool fits = left[store] >= n, best_fits = best < PLACEMENT_MAX_STORES && left[best] >= n;
+            if (best == PLACEMENT_MAX_STORES || fits > best_fits ||
+                (fits == best_fits &&
+                 (uint64_t)left[store] * (n_lanes[best] + 1u) > (uint64_t)left[best] * (n_lanes[store] + 1u)))
+                best = store;
+        }
+        if (best == PLACEMENT_MAX_STORES)
+            return -ENODEV;
+        uint32_t fits = n < left[best] ? n : left[best];
+        room.bytes_asked += n * placement->stores[best].block_bytes;
+        room.bytes_free += fits * placement->stores[best].block_bytes;
+        full = full || fits < n;
+        left[best] -= fits;
+        n_lanes[best]++;
+        moved[lane] = (uint8_t)best;
+    }
+    if (full) {
+        *ret_room = room;
+        return -ENOMEM;
+    }
+    memcpy(ret_lane_store, moved, sizeof(moved));
+    return 0;
+}
+
 int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES], uint32_t first_number,
                       uint32_t n_blocks, struct placed_block *ret_blocks, struct placement_room *ret_room)
 {
@@ -201,20 +261,13 @@ int placement_reserve(struct placement *placement, const uint8_t lane_store[LAYO
         return result;
     for (uint32_t i = 0; i < n_blocks; i++) {
         uint8_t number = lane_store[(first_number + i) % LAYOUT_N_LANES];
-        struct store *store = &placement->stores[number];
-        drop_exhausted(store);
-        if (store->n_free == 0) { /* only by exhausted generations */
-            for (uint32_t j = 0; j < i; j++)
-                (void)placement_release(placement, ret_blocks[j].store, ret_blocks[j].handle);
-            room.bytes_free = i * store->block_bytes;
-            *ret_room = room;
-            return -ENOMEM;
-        }
-        uint32_t index = store->free_list[store->n_free - 1];
-        take(store, index);
-        if (store->generations[index] < store->floors[index])
-            store->generations[index] = store->floors[index];
-        ret_blocks[i] = (struct placed_block){{index, ++store->generations[index]}, number};
+        if (placement_reserve_in(placement, number, &ret_blocks[i]) == 0)
+            continue;
+        for (uint32_t j = 0; j < i; j++) /* only by exhausted generations */
+            (void)placement_release(placement, ret_blocks[j].store, ret_blocks[j].handle);
+        room.bytes_free = i * placement->stores[number].block_bytes;
+        *ret_room = room;
+        return -ENOMEM;
     }
     return 0;
 }

@@ -60,6 +60,17 @@ int placement_room(const struct placement *placement, const uint8_t lane_store[L
 bool placement_could_hold(const struct placement *placement, const uint8_t lane_store[LAYOUT_N_LANES],
                           uint64_t n_blocks);
 
+/* One in that store. -ENOMEM; -EINVAL: it is unknown. */
+int placement_reserve_in(struct placement *placement, uint32_t store, struct placed_block *ret_block);
+
+/*
+ * New stores, out of `targets` (bit each), for the lanes that live in `from`; the others stay. Each lane, with what it has of
+ * n_blocks blocks, goes where the most is free for it. -ENODEV: there is no target; -ENOMEM: no room for all, ret_room is set.
+ */
+int placement_move_lanes(const struct placement *placement, uint64_t targets, uint32_t from,
+                         const uint8_t lane_store[LAYOUT_N_LANES], uint32_t n_blocks,
+                         uint8_t ret_lane_store[LAYOUT_N_LANES], struct placement_room *ret_room);
+
 /* The store has freed it. -ESTALE: not the generation that was given out, or free already. */
 int placement_release(struct placement *placement, uint32_t store, struct block_handle handle);
 

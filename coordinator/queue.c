@@ -125,8 +125,9 @@ void queue_advance(struct server *server, struct request *request)
 {
     const struct session *session = request->session;
     struct placement_room room;
-    if (!is_next(server, request) || placement_room(server->placement, session->terms.lane_store, session->n_blocks,
-                                                    (uint32_t)(needed(request) - session->n_blocks), &room) == -ENOMEM)
+    if (moves_hold(session) || !is_next(server, request) ||
+        placement_room(server->placement, session->terms.lane_store, session->n_blocks,
+                       (uint32_t)(needed(request) - session->n_blocks), &room) == -ENOMEM)
         return;
     (void)requests_move(request, REQUEST_RESERVING, server->now_us);
     server->dirty = true; /* the next one's turn may have come, too */

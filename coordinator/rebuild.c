@@ -12,19 +12,37 @@ static void read_terms(const struct session_record *record, struct session_terms
                                     .opened_unix_s = record->opened_unix_s,
                                     .exact_tokens = record->exact_tokens,
                                     .flags = record->flags,
-                                    .idle_timeout_s = record->idle_timeout_s};
-    memcpy(terms->lane_store, record->lane_store[0], sizeof(terms->lane_store));
+                                    .idle_timeout_s = record->idle_timeout_s,
+                                    .moves = atomic_load_explicit(&record->moves, memory_order_acquire)};
+    memcpy(terms->lane_store, record->lane_store[terms->moves % 2], sizeof(terms->lane_store));
     memcpy(terms->policy, record->policy, sizeof(terms->policy));
     terms->policy[sizeof(terms->policy) - 1] = 0;
     if (terms->policy[0] == 0)
         strcpy(terms->policy, "unknown"); /* a record without a policy is none that we wrote */
 }
 
+/* But for where lanes are. */
 static bool same_terms(const struct session_terms *a, const struct session_terms *b)
 {
     return memcmp(a->model, b->model, sizeof(a->model)) == 0 && a->exact_tokens == b->exact_tokens &&
-           a->flags == b->flags && memcmp(a->lane_store, b->lane_store, sizeof(a->lane_store)) == 0 &&
-           strcmp(a->policy, b->policy) == 0;
+           a->flags == b->flags && strcmp(a->policy, b->policy) == 0;
+}
+
+/* The record of one more store. Where lanes are is true as the record with the most moves has it. */
+static void merge_terms(struct session *session, uint32_t store, const struct session_terms *terms)
+{
+    if (session->terms.policy[0] == 0) {
+        session->terms = *terms;
+    } else if (!same_terms(&session->terms, terms) ||
+               (session->terms.moves == terms->moves &&
+                memcmp(session->terms.lane_store, terms->lane_store, sizeof(terms->lane_store)) != 0)) {
+        session->terms_conflict = true;
+    } else if (terms->moves > session->terms.moves) {
+        session->outdated |= session->records;
+        session->terms = *terms;
+    } else if (terms->moves < session->terms.moves) {
+        session->outdated |= UINT64_C(1) << store;
+    }
 }
 
 static int find_or_add(struct sessions *sessions, uint64_t id, struct session **ret_session)
@@ -47,14 +65,10 @@ static int read_records(struct sessions *sessions, uint32_t store, const struct 
         int result = find_or_add(sessions, record->session, &session);
         if (result != 0)
             return result;
-        if (session->state != SESSION_RECOVERING)
-            continue;
         struct session_terms terms;
         read_terms(record, &terms);
-        if (session->terms.policy[0] == 0)
-            session->terms = terms;
-        else if (!same_terms(&session->terms, &terms))
-            session->terms_conflict = true;
+        if (session->state == SESSION_RECOVERING)
+            merge_terms(session, store, &terms);
         session->records |= UINT64_C(1) << store;
     }
     return 0;
@@ -94,7 +108,7 @@ static int read_blocks(struct sessions *sessions, struct placement *placement, u
             .n_ids = atomic_load_explicit(&header->n_ids, memory_order_acquire),
             .store = (uint8_t)store,
         };
-        if (session->state != SESSION_RECOVERING || placement_claim(placement, store, found.handle) != 0)
+        if (placement_claim(placement, store, found.handle) != 0)
             continue;
         result = add_found(session, &found);
         if (result != 0)
@@ -128,12 +142,22 @@ static bool broken(struct rebuild_verdict *verdict, const char *format, ...)
     return false;
 }
 
+static uint64_t stores_of_lanes(const struct session *session)
+{
+    uint64_t stores = 0;
+    for (uint32_t lane = 0; session->terms.policy[0] != 0 && lane < LAYOUT_N_LANES; lane++)
+        stores |= UINT64_C(1) << (session->terms.lane_store[lane] & 63u);
+    return stores;
+}
+
 /* Does found[i] follow found[i - 1] as it should? */
 static bool follows(const struct session *session, uint32_t i)
 {
     const struct found_block *block = &session->found[i];
     if (block->number != i || block->store != session->terms.lane_store[i % LAYOUT_N_LANES])
         return false;
+    if (session->terms.moves > 0)
+        return true; /* links name where blocks were before they moved; number and store are what holds */
     if (i == 0)
         return block->previous.generation == 0;
     const struct found_block *before = &session->found[i - 1];
@@ -148,7 +172,7 @@ static bool is_whole(const struct session *session, uint32_t *ret_n_whole, struc
         return broken(verdict, "blocks without a session record");
     if (session->terms_conflict)
         return broken(verdict, "its records in different stores disagree");
-    uint64_t missing = sessions_stores(session) & ~session->records;
+    uint64_t missing = stores_of_lanes(session) & ~session->records;
     if (missing)
         return broken(verdict, "value-store %d has no record of it", __builtin_ctzll(missing));
     uint32_t n_whole = 0;
@@ -167,6 +191,35 @@ static bool is_whole(const struct session *session, uint32_t *ret_n_whole, struc
     }
     *ret_n_whole = n_whole;
     return true;
+}
+
+/* Blocks that lie in another store than their lane's - a move left them - to the end. Returns how many come before. */
+static uint32_t strays_last(struct session *session)
+{
+    uint32_t n_right = 0;
+    if (session->terms.policy[0] == 0 || session->terms_conflict)
+        return session->n_found;
+    for (uint32_t i = 0; i < session->n_found; i++) {
+        struct found_block block = session->found[i];
+        if (block.store != session->terms.lane_store[block.number % LAYOUT_N_LANES])
+            continue;
+        session->found[i] = session->found[n_right];
+        session->found[n_right++] = block;
+    }
+    return n_right;
+}
+
+static int take_strays(const struct session *session, uint32_t first, struct rebuild_verdict *verdict)
+{
+    verdict->strays = calloc(session->n_found - first + 1u, sizeof(*verdict->strays));
+    if (!verdict->strays)
+        return -ENOMEM;
+    for (uint32_t i = first; i < session->n_found; i++) {
+        const struct found_block *block = &session->found[i];
+        verdict->strays[verdict->n_strays++] = (struct placed_block){block->handle, block->store};
+        verdict->stray_lanes[block->store & 63u] |= UINT32_C(1) << block->number % LAYOUT_N_LANES;
+    }
+    return 0;
 }
 
 /* found -> blocks [0, n) of the session and, of a whole session, the others to verdict->cut. */
@@ -201,16 +254,29 @@ int rebuild_judge(struct sessions *sessions, uint64_t there, bool all, struct re
     for (struct session *session; (session = sessions_next(sessions, &cursor));) {
         if (session->state != SESSION_RECOVERING || session->close_wanted)
             continue;
-        if (!all && (sessions_stores(session) & ~there))
+        if (!all && (stores_of_lanes(session) & ~there))
             continue;
         struct rebuild_verdict verdict = {.session = session, .release_from = REBUILD_NOTHING};
-        if (session->n_found > 0)
-            qsort(session->found, session->n_found, sizeof(*session->found), by_number);
-        uint32_t n_kept = session->n_found;
+        uint32_t n_found = session->n_found, n_right = strays_last(session);
+        if (n_right > 0)
+            qsort(session->found, n_right, sizeof(*session->found), by_number);
+        session->n_found = n_right;
+        uint32_t n_kept = n_right;
         verdict.broken = !is_whole(session, &n_kept, &verdict);
-        int result = settle(session, n_kept, &verdict);
-        if (result != 0)
+        session->n_found = n_found;
+        int result = 0;
+        if (verdict.broken) {
+            n_kept = n_found; /* all are to be freed */
+        } else {
+            result = take_strays(session, n_right, &verdict);
+            session->n_found = n_right;
+        }
+        if (result == 0)
+            result = settle(session, n_kept, &verdict);
+        if (result != 0) {
+            free(verdict.strays);
             return result;
+        }
         if (verdict.broken) {
             session->close_wanted = true;
             session->close_why = "broken";

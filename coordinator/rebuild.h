@@ -7,6 +7,9 @@
  * A session is whole when every store of its lanes has the same record, its blocks have the numbers 0 .. n-1, each in the
  * store of its lane, each naming the one before it, and ids fill them in order. Blocks without ids that come after a
  * gap were being reserved when the coordinator died: they are cut off and the session is whole.
+ *
+ * A coordinator that died while it moved lanes leaves records that differ in where lanes are and blocks in two stores. The
+ * record with the most moves is true: it was written when all that it speaks of was there. Blocks elsewhere are strays.
  */
 #pragma once
 
@@ -29,6 +32,9 @@ struct rebuild_verdict {
     uint32_t release_from;    /* whole, but numbers from here on are to be freed in all its stores; REBUILD_NOTHING */
     struct placed_block *cut; /* those blocks; the caller frees the array */
     uint32_t n_cut;
+    struct placed_block *strays; /* whole: blocks in stores that are not their lanes'; the caller frees the array */
+    uint32_t n_strays;
+    uint32_t stray_lanes[64];          /* by store: their lanes, bit each */
     char reason[REBUILD_REASON_BYTES]; /* broken: one sentence */
 };
 

@@ -35,6 +35,7 @@ static const char *const kind_names[] = {
     [REQUEST_SET_POLICY] = "SetPolicy",
     [REQUEST_DESCRIBE] = "DescribeSession",
     [REQUEST_DRAIN] = "Drain",
+    [REQUEST_DRAIN_STORE] = "DrainStore",
     [REQUEST_SET_TRANSPORT] = "SetTransport",
     [REQUEST_JOB] = "RunJob",
     [REQUEST_TOKENIZE] = "Tokenize",

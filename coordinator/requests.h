@@ -29,6 +29,7 @@ enum request_kind {
     REQUEST_SET_POLICY,
     REQUEST_DESCRIBE,
     REQUEST_DRAIN,
+    REQUEST_DRAIN_STORE,
     REQUEST_SET_TRANSPORT,
     REQUEST_JOB,
     REQUEST_TOKENIZE,
@@ -36,9 +37,9 @@ enum request_kind {
 };
 
 enum request_state {
-    REQUEST_ENTERED,    /* waits for its session: known, whole, free */
-    REQUEST_PREPARING,  /* waits for a worker to make ids of the input, or pieces or text of ids, or to count */
-    REQUEST_RESERVING,  /* waits for the stores (Drain: for the others; SetTransport: for all pairs) */
+    REQUEST_ENTERED,   /* waits for its session: known, whole, free */
+    REQUEST_PREPARING, /* waits for a worker to make ids of the input, or pieces or text of ids, or to count */
+    REQUEST_RESERVING, /* waits for the stores (Drain: for the others; DrainStore: for moves; SetTransport: for all pairs) */
     REQUEST_WAITING,    /* in the queue for room: holds its session and no new blocks */
     REQUEST_QUEUED,     /* has room (a job needs none); waits for a worker */
     REQUEST_RUNNING,    /* a worker runs it */
@@ -81,6 +82,7 @@ struct request {
     bool mute;         /* the client is gone or was answered: replies are dropped */
     bool cancelled;    /* the client asked for it */
     bool restart;      /* stop and run again from resume_from */
+    bool parking;      /* stop, and run again once the session has moved; its client need not know */
 
     uint64_t entered_us, dispatched_us; /* first Run */
     uint64_t waiting_us;                /* since when it waits for something that may never come */

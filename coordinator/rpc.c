@@ -184,6 +184,9 @@ static struct request describe(const struct server *server, const struct client_
     case HCATTN__REQUEST__REQUEST_DRAIN:
         given.kind = REQUEST_DRAIN;
         break;
+    case HCATTN__REQUEST__REQUEST_DRAIN_STORE:
+        given.kind = REQUEST_DRAIN_STORE;
+        break;
     case HCATTN__REQUEST__REQUEST_SET_TRANSPORT:
         given.kind = REQUEST_SET_TRANSPORT;
         break;

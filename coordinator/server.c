@@ -119,6 +119,8 @@ int server_new(const struct server_options *options, char error[SERVER_ERROR_BYT
     snprintf(server->work_path, sizeof(server->work_path), "%s/work.sock", options->runtime_dir);
     snprintf(server->client_path, sizeof(server->client_path), "%s/client.sock", options->runtime_dir);
     int result = new_parts(server);
+    if (result == 0)
+        membership_load(server);
     if (result != 0)
         snprintf(error, SERVER_ERROR_BYTES, "cannot start: %s", strerror(-result));
     else
@@ -147,6 +149,7 @@ struct server *server_free(struct server *server)
     server->context = socket_context_free(server->context);
     router_free(server->router);
     requests_free(server->requests);
+    moves_free_all(server);
     sessions_free(server->sessions);
     placement_free(server->placement);
     descriptors_free(server->descriptors);
@@ -227,6 +230,7 @@ static void settle(struct server *server)
     for (int i = 0; server->dirty && i < MAX_SETTLE; i++) {
         server->dirty = false;
         flow_advance(server);
+        drain_store_advance(server);
         orders_settle(server);
         peers_sweep(server);
     }
@@ -271,6 +275,7 @@ static void handle(struct server *server, const struct round *round)
         server->tick_us = server->now_us + TICK_US;
         peers_tick(server);
         flow_tick(server);
+        membership_tick(server);
         server->dirty = true;
     }
     peers_sweep(server);

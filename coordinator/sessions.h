@@ -32,6 +32,7 @@ struct session_terms {
     uint32_t exact_tokens;
     uint32_t flags; /* SESSION_EPHEMERAL */
     uint32_t idle_timeout_s;
+    uint32_t moves; /* how often lanes went to other stores */
     uint8_t lane_store[LAYOUT_N_LANES];
     char policy[LAYOUT_POLICY_BYTES];
 };
@@ -50,6 +51,8 @@ struct found_block {
     uint8_t store;
 };
 
+struct move;
+
 struct session {
     uint64_t id;
     enum session_state state;
@@ -65,7 +68,9 @@ struct session {
     uint64_t active_us;    /* last request */
     uint64_t freed_bytes;  /* while closing */
     uint64_t records;      /* bit per store in which the record was found */
+    uint64_t outdated;     /* those of them that say where lanes were before a move */
     bool terms_conflict;   /* records of different stores disagree */
+    struct move *move;     /* of lanes to other stores; of moves.c */
     struct found_block *found;
     uint32_t n_found, found_capacity;
 };

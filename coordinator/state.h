@@ -9,6 +9,8 @@
  * validate.c what a client may ask               queue.c    room for a request, and the line for it
  * fork.c     copies of sessions                  rings.c    pairs that do without the coordinator
  * operate.c  Drain, SetTransport, SetPolicy, DescribeSession         jobs.c     RunJob
+ * membership.c  which stores there are           drain_store.c  a store that leaves
+ * moves.c    lanes of one session go to other stores
  *
  * Invariant  everything here belongs to the server's thread. `dirty` is set by whatever may let a waiting request or a
  *            closing session go on; the loop then runs flow_advance() and orders_settle() until nothing moves.
@@ -66,10 +68,15 @@ struct store {                   /* by number; what outlives its process */
     enum store_order order;      /* that was given and not answered */
     uint64_t ordered;            /* to which incarnation */
     uint64_t route, incarnation; /* as told to the workers; 0: down */
+    uint64_t told, left;         /* incarnation that they were told of last; that was told to leave */
     char trouble[256];           /* why it does not serve */
+    uint32_t n_moved;            /* drained: sessions that have gone elsewhere */
+    uint64_t bytes_moved;
+    uint64_t next_try_us; /* drained: when the next session is looked for */
+    char waits[256];      /* drained: why none goes now */
 };
 
-enum order_kind { ORDER_OPEN, ORDER_RESERVE, ORDER_COPY, ORDER_RELEASE };
+enum order_kind { ORDER_OPEN, ORDER_RESERVE, ORDER_COPY, ORDER_IMPORT, ORDER_RELEASE };
 
 struct order { /* of the session table to a store, until it says Done */
     struct order *next;
@@ -78,11 +85,43 @@ struct order { /* of the session table to a store, until it says Done */
     uint8_t store;
     bool sent;
     uint64_t session;
+    uint64_t move;        /* it belongs to that move; 0: to the session as it is */
+    bool commits;         /* open: with the move's lanes */
     uint32_t from_number; /* release */
+    uint32_t lanes;       /* release: of these only; 0: all */
     uint64_t from;        /* copy: session */
-    uint32_t n;           /* reserve: numbers; copy: numbers and blocks; release: blocks that are free afterwards */
-    uint32_t *numbers;
-    struct placed_block *blocks; /* copy: the source's */
+    uint32_t from_store;  /* import */
+    uint32_t n;           /* of what follows */
+    uint32_t *numbers;    /* reserve, copy, import */
+    struct placed_block
+        *blocks; /* copy, import: the source's; release: what is free afterwards; reserve of a move: which */
+    struct placed_block *others; /* import: where to; reserve of a move: those before them */
+};
+
+enum move_step {
+    MOVE_COPY,   /* what is sealed goes over while the session runs */
+    MOVE_PARK,   /* its run is being stopped */
+    MOVE_REST,   /* the rest goes over */
+    MOVE_COMMIT, /* its records are being written */
+};
+
+struct staged_block {
+    struct placed_block to; /* generation 0: it stays where it is */
+    bool whole;             /* sealed when it was copied: nothing can be missing */
+};
+
+struct move { /* of a session's lanes out of one store */
+    uint64_t id;
+    uint32_t from;
+    enum move_step step;
+    uint32_t n_pending; /* orders that are not done */
+    int status;         /* of the first that failed */
+    char sentence[160];
+    uint32_t lanes;                     /* that go: bit each */
+    uint8_t lane_store[LAYOUT_N_LANES]; /* as it will be */
+    struct staged_block *staged;        /* [n_staged], by number */
+    uint32_t n_staged, capacity;
+    uint64_t started_us, parked_us;
 };
 
 struct ring; /* of rings.c */
@@ -133,8 +172,13 @@ struct server {
     struct ring *first_ring;
     enum server_transport transport;  /* now */
     char policy[LAYOUT_POLICY_BYTES]; /* of sessions that name none, now */
-    uint64_t next_sequence, next_work, next_ticket;
-    uint64_t n_ended; /* requests that a Drain waits for */
+    uint64_t next_sequence, next_work, next_ticket, next_move;
+    uint64_t members;  /* bit per store: sessions are served from it, and it is waited for */
+    uint64_t leaving;  /* members that are being drained */
+    uint64_t left;     /* drained: not let in again as the life that left */
+    uint64_t seen;     /* have registered here */
+    bool stores_given; /* no store that has not been seen will bring sessions any more */
+    uint64_t n_ended;  /* requests that a Drain waits for */
     bool draining;
     struct work_packet *first_work, *last_work;
     uint32_t n_work_packets;
@@ -157,11 +201,13 @@ void control_format(struct server *server, struct peer *peer, const struct row_s
 void control_adopt(struct server *server, struct peer *peer, uint64_t previous, int fd);
 void control_store_up(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation, uint64_t route,
                       int fd);
-void control_store_down(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation);
+void control_store_down(struct server *server, struct peer *peer, uint32_t store, uint64_t incarnation, bool for_good);
 void control_exchange(struct server *server, struct peer *peer, const Hcattn__Control__Exchange *exchange, int fd);
 void control_exchange_ready(struct server *server, struct peer *peer, uint32_t store, uint64_t worker_incarnation,
                             uint64_t store_incarnation, int32_t status);
 void control_worker_gone(struct server *server, struct peer *peer, uint64_t incarnation);
+void control_leave(struct server *server, struct peer *peer); /* a store that nothing is left in */
+void control_start(struct server *server, struct peer *peer); /* a supervisor whose process left */
 void control_fence(struct server *server, struct peer *peer, uint64_t incarnation, const char *reason);
 
 /* ---- peers.c ---- */
@@ -176,19 +222,21 @@ void peers_close_all(struct server *server);
 /* ---- stores.c ---- */
 struct process *stores_ready(const struct server *server, uint32_t store); /* NULL: not ready */
 uint64_t stores_ready_mask(const struct server *server);
-uint64_t stores_expected_mask(const struct server *server);
 /* A store said Hello; fd (or -1) is its segment and taken. -EPROTO: refuse it, sentence in error. */
 int stores_registered(struct server *server, struct process *process, bool holds_segment, int fd,
                       char error[REGISTRY_ERROR_BYTES]);
 void stores_check(struct server *server, struct process *process); /* may it be told to format or adopt now? */
 void stores_check_all(struct server *server);
-bool stores_all_ready(const struct server *server);
+bool stores_all_ready(const struct server *server); /* those that sessions may be placed in */
 void stores_segment_ready(struct server *server, struct process *process, const Hcattn__Control__SegmentReady *message,
                           int fd); /* takes fd */
 void stores_hung_up(struct server *server, struct process *process);
 void stores_died(struct server *server, struct process *process);
 void stores_tell_worker(struct server *server, struct process *worker); /* StoreUp of all that serve */
-void stores_reformat(struct server *server); /* the model has another shape and no session is left */
+void stores_reformat(struct server *server);              /* the model has another shape and no session is left */
+void stores_leave(struct server *server, uint32_t store); /* nothing of a session is in it: its segment is given up */
+void stores_judge(struct server *server);                 /* sessions that were found and whose stores are there */
+void stores_close_broken(struct server *server, struct session *session, const char *reason);
 
 /* Is there a session (not closing) in a segment whose rows have another shape? */
 bool stores_sessions_of_other_shape(const struct server *server, const struct row_shape *shape);
@@ -213,6 +261,61 @@ void orders_unsent(struct server *server, uint32_t store);       /* its connecti
 void orders_forget_store(struct server *server, uint32_t store); /* its segment is gone: nothing is left to do there */
 void orders_settle(struct server *server);                       /* lets sessions that may close do so */
 void orders_free_all(struct server *server);
+
+/* For the files beside it: an order, to be filled in; into the list, and to its store. */
+int orders_new(struct server *server, enum order_kind kind, uint8_t store, const struct session *session,
+               struct order **ret_order);
+void orders_enlist(struct server *server, struct order *order); /* takes it */
+void orders_free(struct order *order);
+
+/* ---- orders_move.c ---- */
+/* Records with the session's terms, or the move's, in these stores (bit each). */
+int orders_move_open(struct server *server, struct session *session, uint64_t stores, bool commits);
+/* Staged blocks with numbers >= from_number are opened. */
+int orders_move_reserve(struct server *server, struct session *session, uint32_t from_number);
+/* What is not there whole is copied, only what is sealed unless `all`. */
+int orders_move_import(struct server *server, struct session *session, bool all);
+/* In one store, of the lanes (bit each) only; 0: all, and the record. The blocks are free afterwards. Nobody waits for it. */
+int orders_move_release(struct server *server, const struct session *session, uint32_t store, uint32_t lanes,
+                        const struct placed_block *blocks, uint32_t n_blocks);
+
+/* ---- orders_send.c ---- */
+void orders_send(struct server *server, struct order *order); /* if its store is there */
+
+/* ---- membership.c ---- */
+void membership_load(struct server *server); /* from the runtime directory, or as --stores says */
+bool membership_has(const struct server *server, uint32_t store);
+void membership_set(struct server *server, uint64_t members, uint64_t leaving, uint64_t left); /* and remembers it */
+void membership_promote(struct server *server); /* stores that serve and that all workers reach */
+void membership_tick(struct server *server);    /* no longer waits for stores that had joined and do not come back */
+uint64_t membership_targets(const struct server *server); /* that new blocks may be placed in */
+
+/* ---- moves.c ---- */
+/* Begins to move what the session has in that store to others. -EAGAIN: not in this state of it; -ENOMEM: no room. */
+int moves_begin(struct server *server, struct session *session, uint32_t from);
+/* Goes on. The session has no move any more when it is over; *ret_moved: it was done. */
+void moves_advance(struct server *server, struct session *session, bool *ret_moved);
+/* Before its commit: what was staged is given back, and the session stays where it is. */
+void moves_give_up(struct server *server, struct session *session);
+/* Does the session go there? The store's segment is gone (what is staged there with it); or was adopted, and may lack some
+ * of it: before the commit everything is staged anew. */
+bool moves_go_to(const struct session *session, uint32_t store);
+void moves_forget_store(struct session *session, uint32_t store);
+void moves_begin_again(struct session *session, uint32_t store);
+void moves_done(struct session *session, const struct order *order, int status, const char *sentence);
+void moves_free(struct session *session);
+void moves_free_all(struct server *server);
+/* Must requests of the session wait until it has moved? */
+static inline bool moves_hold(const struct session *session)
+{
+    return session && session->move && session->move->step != MOVE_COPY;
+}
+
+/* ---- drain_store.c ---- */
+void drain_store_enter(struct server *server, struct request *request);
+void drain_store_waiting(struct server *server, struct request *request);
+void drain_store_advance(struct server *server); /* moves that can go on */
+void drain_store_tick(struct server *server, struct request *request);
 
 /* ---- workers.c ---- */
 bool workers_accept_model(struct server *server, const struct process *given, char error[REGISTRY_ERROR_BYTES]);
@@ -336,6 +439,7 @@ int stats_health(struct server *server, const struct client_route *client, uint6
 void stats_stats(struct server *server, const struct client_route *client, uint64_t request_id);
 void stats_list(struct server *server, const struct client_route *client, uint64_t request_id);
 void stats_session(const struct server *server, const struct session *session, Hcattn__SessionStats *ret_stats);
+void stats_free_session(Hcattn__SessionStats *stats); /* what stats_session() allocated */
 
 /* ---- data.c ---- */
 void data_receive(struct server *server);

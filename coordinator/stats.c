@@ -19,7 +19,9 @@ bool stats_ready(const struct server *server, char *sentence, size_t sentence_si
     char part[384];
     bool ready = true, worker_ready = false, worker_there = false;
     sentence[0] = 0;
-    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++) {
+        if (!membership_has(server, i) || server->leaving >> i & 1u)
+            continue; /* has joined for good neither yet nor still */
         const struct process *process = registry_find(server->registry, PROCESS_STORE, i);
         if (process && process->state == PROCESS_READY)
             continue;
@@ -36,8 +38,8 @@ bool stats_ready(const struct server *server, char *sentence, size_t sentence_si
         if (worker->role != PROCESS_WORKER || worker->state == PROCESS_DEAD)
             continue;
         worker_there = true;
-        worker_ready =
-            worker_ready || (worker->state == PROCESS_READY && worker->pairs == stores_expected_mask(server));
+        worker_ready = worker_ready ||
+                       (worker->state == PROCESS_READY && (server->members & ~server->leaving & ~worker->pairs) == 0);
         if (worker->state != PROCESS_READY) {
             snprintf(part, sizeof(part), "gpu-worker %u is %s (%s)", worker->index, registry_state_name(worker->state),
                      worker->phase);
@@ -91,7 +93,14 @@ static void describe_process(const struct server *server, const struct process *
     stats->program = strdup(program);
     stats->index = process->index;
     stats->pid = process->own_pid;
-    snprintf(state, 16, "%s", process->state == PROCESS_FENCING ? "fenced" : registry_state_name(process->state));
+    bool drains = process->role == PROCESS_STORE && server->leaving >> process->index & 1u;
+    bool has_left = process->role == PROCESS_STORE && server->left >> process->index & 1u &&
+                    (process->state == PROCESS_DEAD || process->incarnation == server->stores[process->index].left);
+    snprintf(state, 16, "%s",
+             process->state == PROCESS_FENCING           ? "fenced"
+             : has_left                                  ? "drained"
+             : drains && process->state == PROCESS_READY ? "draining"
+                                                         : registry_state_name(process->state));
     stats->state = state;
     stats->node = process->numa_node;
     stats->n_starts = supervisor ? supervisor->n_starts : 0;
@@ -134,6 +143,42 @@ static void describe_self(const struct server *server, Hcattn__ProcessStats *sta
     stats->incarnation = server->options.incarnation;
 }
 
+/* Where its blocks live, by store. Freed by stats_free_session(). */
+static void fill_shares(const struct server *server, const struct session *session, Hcattn__SessionStats *stats)
+{
+    uint32_t n_blocks[SERVER_MAX_STORES] = {0}, n = 0;
+    for (uint32_t i = 0; i < session->n_blocks; i++)
+        n_blocks[session->blocks[i].store & 63u]++;
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++)
+        n += n_blocks[i] > 0;
+    Hcattn__StoreShare *shares = calloc(n + 1u, sizeof(*shares));
+    stats->stores = calloc(n + 1u, sizeof(Hcattn__StoreShare *));
+    if (!shares || !stats->stores) {
+        free(shares);
+        return;
+    }
+    stats->stores[0] = shares;
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++) {
+        if (n_blocks[i] == 0)
+            continue;
+        Hcattn__StoreShare *share = &shares[stats->n_stores];
+        hcattn__store_share__init(share);
+        share->store = i;
+        share->n_blocks = n_blocks[i];
+        share->bytes = n_blocks[i] * placement_block_bytes(server->placement, i);
+        stats->stores[stats->n_stores++] = share;
+    }
+}
+
+void stats_free_session(Hcattn__SessionStats *stats)
+{
+    if (stats->stores)
+        free(stats->stores[0]);
+    free(stats->stores);
+    stats->stores = NULL;
+    stats->n_stores = 0;
+}
+
 void stats_session(const struct server *server, const struct session *session, Hcattn__SessionStats *stats)
 {
     const struct process *worker = workers_holding(server, session);
@@ -149,6 +194,7 @@ void stats_session(const struct server *server, const struct session *session, H
     stats->exact_tokens = session->terms.exact_tokens;
     stats->held = worker != NULL;
     stats->worker = worker ? worker->index : 0;
+    fill_shares(server, session, stats);
 }
 
 struct tables {
@@ -237,6 +283,8 @@ void stats_stats(struct server *server, const struct client_route *client, uint6
     }
     for (size_t i = 0; i < stats.n_processes; i++)
         free(tables.processes[i].program);
+    for (size_t i = 0; i < stats.n_sessions; i++)
+        stats_free_session(&tables.sessions[i]);
     free(tables.processes);
     free(tables.process_pointers);
     free(tables.states);
@@ -265,6 +313,8 @@ void stats_list(struct server *server, const struct client_route *client, uint64
     } else {
         rpc_answer_error(server, client, request_id, HCATTN__ERROR_CODE__INTERNAL, "out of memory");
     }
+    for (size_t i = 0; i < list.n_sessions; i++)
+        stats_free_session(&sessions[i]);
     free(sessions);
     free(pointers);
 }

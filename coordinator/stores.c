@@ -18,20 +18,15 @@ struct process *stores_ready(const struct server *server, uint32_t store)
 uint64_t stores_ready_mask(const struct server *server)
 {
     uint64_t mask = 0;
-    for (uint32_t i = 0; i < server->options.n_stores; i++)
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++)
         if (stores_ready(server, i))
             mask |= UINT64_C(1) << i;
     return mask;
 }
 
-uint64_t stores_expected_mask(const struct server *server)
-{
-    return server->options.n_stores >= 64 ? UINT64_MAX : (UINT64_C(1) << server->options.n_stores) - 1;
-}
-
 bool stores_all_ready(const struct server *server)
 {
-    return stores_ready_mask(server) == stores_expected_mask(server);
+    return (server->members & ~server->leaving & ~stores_ready_mask(server)) == 0;
 }
 
 static int add_to_placement(struct server *server, uint32_t store)
@@ -65,14 +60,14 @@ static void tell_worker(struct server *server, struct process *worker, uint32_t 
 
 void stores_tell_worker(struct server *server, struct process *worker)
 {
-    for (uint32_t i = 0; i < server->options.n_stores; i++)
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++)
         if (stores_ready(server, i))
             tell_worker(server, worker, i);
 }
 
 /* ---- sessions in a segment ---- */
 
-static void close_broken(struct server *server, struct session *session, const char *reason)
+void stores_close_broken(struct server *server, struct session *session, const char *reason)
 {
     LOG_WARNING("session %016llx is broken and will be closed: %s", (unsigned long long)session->id, reason);
     session->close_wanted = true;
@@ -82,27 +77,74 @@ static void close_broken(struct server *server, struct session *session, const c
     server->dirty = true;
 }
 
-static void judge_sessions(struct server *server)
+/* Records that say where lanes were before a move are written anew; what lies in other stores than it should is freed. */
+static int tidy(struct server *server, const struct rebuild_verdict *verdict)
+{
+    struct session *session = verdict->session;
+    uint64_t stores = 0;
+    int result = 0;
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
+        stores |= UINT64_C(1) << session->terms.lane_store[lane];
+    if (session->outdated & stores)
+        result = orders_open(server, session);
+    for (uint32_t store = 0; result == 0 && store < SERVER_MAX_STORES; store++) {
+        uint32_t lanes = verdict->stray_lanes[store];
+        if (!(stores >> store & 1u) ? !((session->records >> store & 1u) || lanes) : !lanes)
+            continue;
+        result = orders_move_release(server, session, store, stores >> store & 1u ? lanes : 0, verdict->strays,
+                                     verdict->n_strays);
+    }
+    session->records &= stores;
+    session->outdated = 0;
+    return result;
+}
+
+void stores_judge(struct server *server)
 {
     struct rebuild_verdict verdict;
     int result;
-    while ((result = rebuild_judge(server->sessions, stores_ready_mask(server), stores_all_ready(server), &verdict)) ==
-           0) {
+    if (!server->stores_given && (server->members & ~server->seen) != 0)
+        return; /* a store that is still to come may know of a move that those here have not been told of */
+    while ((result = rebuild_judge(server->sessions, stores_ready_mask(server),
+                                   (server->members & ~stores_ready_mask(server)) == 0, &verdict)) == 0) {
         struct session *session = verdict.session;
         session->active_us = server->now_us;
         if (verdict.broken) {
-            close_broken(server, session, verdict.reason);
+            stores_close_broken(server, session, verdict.reason);
         } else {
             LOG_INFO("session %016llx found again: %llu tokens in %u blocks", (unsigned long long)session->id,
                      (unsigned long long)sessions_n_tokens(session, server->descriptors), session->n_blocks);
-            if (verdict.n_cut > 0 &&
-                orders_release_cut(server, session, verdict.release_from, verdict.cut, verdict.n_cut) != 0)
-                close_broken(server, session, "out of memory");
+            if ((verdict.n_cut > 0 &&
+                 orders_release_cut(server, session, verdict.release_from, verdict.cut, verdict.n_cut) != 0) ||
+                tidy(server, &verdict) != 0)
+                stores_close_broken(server, session, "out of memory");
         }
         free(verdict.cut);
+        free(verdict.strays);
     }
     if (result == -ENOMEM)
         LOG_ERROR("out of memory while sessions were read from the stores");
+}
+
+/* A store came late with something of sessions that live without it (what a move left there, say): it is freed. */
+static int release_leftovers(struct server *server, uint32_t store)
+{
+    uint32_t cursor = 0;
+    int result = 0;
+    for (struct session *session; result == 0 && (session = sessions_next(server->sessions, &cursor));) {
+        if (session->state == SESSION_RECOVERING || (session->n_found == 0 && !(session->records >> store & 1u)))
+            continue;
+        struct placed_block *blocks = calloc(session->n_found + 1u, sizeof(*blocks));
+        if (!blocks)
+            return -ENOMEM;
+        for (uint32_t i = 0; i < session->n_found; i++)
+            blocks[i] = (struct placed_block){session->found[i].handle, session->found[i].store};
+        result = orders_move_release(server, session, store, 0, blocks, session->n_found);
+        free(blocks);
+        session->n_found = 0;
+        session->records &= ~(UINT64_C(1) << store);
+    }
+    return result;
 }
 
 /* Sessions of another model, or with rows of another shape, than the workers': they cannot use these rows and have to leave. */
@@ -140,7 +182,7 @@ static bool holds_sessions(const struct server *server, uint32_t store)
 
 bool stores_sessions_of_other_shape(const struct server *server, const struct row_shape *shape)
 {
-    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++) {
         const struct segment_view *view = descriptors_view(server->descriptors, i);
         if (view && memcmp(&view->header.shape, shape, sizeof(*shape)) != 0 && holds_sessions(server, i))
             return true;
@@ -152,7 +194,7 @@ static bool in_use(const struct server *server, uint32_t store)
 {
     uint32_t cursor = 0;
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
-        if (session->state != SESSION_CLOSED && sessions_stores(session) >> store & 1u)
+        if (session->state != SESSION_CLOSED && (sessions_stores(session) >> store & 1u || moves_go_to(session, store)))
             return true;
     return false;
 }
@@ -164,8 +206,9 @@ static void give_up_segment(struct server *server, uint32_t store, const char *r
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));) {
         if (session->state != SESSION_CLOSING && session->state != SESSION_CLOSED && !session->close_wanted &&
             sessions_stores(session) >> store & 1u)
-            close_broken(server, session, reason);
+            stores_close_broken(server, session, reason);
         sessions_forget_store(session, store);
+        moves_forget_store(session, store);
     }
     orders_forget_store(server, store);
     placement_remove_store(server->placement, store);
@@ -195,7 +238,7 @@ static void serve(struct server *server, struct process *process)
         return;
     }
     (void)registry_move(process, PROCESS_READY, server->now_us);
-    store->incarnation = process->incarnation;
+    store->incarnation = store->told = process->incarnation;
     store->route = process->data_route;
     LOG_INFO("value-store %u is ready: %u blocks of %llu bytes, %u free", number, view->header.n_blocks,
              (unsigned long long)view->header.block_bytes, placement_n_free(server->placement, number));
@@ -204,8 +247,9 @@ static void serve(struct server *server, struct process *process)
         if (worker->role == PROCESS_WORKER)
             tell_worker(server, worker, number);
     orders_resend(server, number);
+    membership_promote(server);
     server->table_complete = server->table_complete || stores_all_ready(server);
-    judge_sessions(server);
+    stores_judge(server);
     check_model(server);
     server->dirty = true;
 }
@@ -217,6 +261,7 @@ int stores_registered(struct server *server, struct process *process, bool holds
     if (!holds_segment) {
         if (fd >= 0)
             close(fd);
+        server->seen |= UINT64_C(1) << number;
         return 0;
     }
     bool known = fd >= 0 && descriptors_same(server->descriptors, number, fd);
@@ -242,12 +287,15 @@ int stores_registered(struct server *server, struct process *process, bool holds
         if (result == 0)
             result = rebuild_store(server->sessions, server->placement, number,
                                    descriptors_view(server->descriptors, number));
+        if (result == 0)
+            result = release_leftovers(server, number);
         if (result != 0) {
             snprintf(error, REGISTRY_ERROR_BYTES, "value-store %u: its segment cannot be read: %s", number,
                      strerror(-result));
             return result;
         }
     }
+    server->seen |= UINT64_C(1) << number;
     return 0;
 }
 
@@ -262,6 +310,12 @@ void stores_check(struct server *server, struct process *process)
         return;
     }
     uint64_t owner = descriptors_owner(server->descriptors, number);
+    if (store->left == process->incarnation)
+        return;                                                         /* it ends */
+    if (server->left >> number & 1u && owner == process->incarnation) { /* it was not told any more that it may go */
+        stores_leave(server, number);
+        return;
+    }
     if (owner == process->incarnation) {
         serve(server, process); /* it came with its segment */
         return;
@@ -288,7 +342,7 @@ void stores_check(struct server *server, struct process *process)
 
 void stores_check_all(struct server *server)
 {
-    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++) {
         struct process *process = registry_find(server->registry, PROCESS_STORE, i);
         if (process)
             stores_check(server, process);
@@ -316,9 +370,11 @@ static void check_adopted(struct server *server, uint32_t number)
         placement_raise(server->placement, number, i, descriptors_block(view, i)->handle.generation);
     uint32_t cursor = 0;
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
-        if ((session->state == SESSION_READY || session->state == SESSION_RUNNING) && !session->close_wanted &&
-            !rebuild_still_whole(session, number, view))
-            close_broken(server, session, "the store that adopted its blocks found them damaged");
+        if ((session->state == SESSION_READY || session->state == SESSION_RUNNING) && !session->close_wanted) {
+            moves_begin_again(session, number); /* what is staged there may have been found damaged */
+            if (!rebuild_still_whole(session, number, view))
+                stores_close_broken(server, session, "the store that adopted its blocks found them damaged");
+        }
 }
 
 void stores_segment_ready(struct server *server, struct process *process, const Hcattn__Control__SegmentReady *message,
@@ -361,8 +417,8 @@ void stores_segment_ready(struct server *server, struct process *process, const 
     serve(server, process);
 }
 
-/* Nothing may be sent to it any more. */
-static void down(struct server *server, uint32_t number)
+/* Nothing may be sent to it any more. for_good: nor will anything in its segment be read. */
+static void down(struct server *server, uint32_t number, bool for_good)
 {
     struct store *store = &server->stores[number];
     uint32_t cursor = 0;
@@ -371,8 +427,8 @@ static void down(struct server *server, uint32_t number)
             continue;
         worker->pairs &= ~(UINT64_C(1) << number);
         rings_drop(server, worker->incarnation, number);
-        if (store->route != 0 && peers_of(worker))
-            control_store_down(server, peers_of(worker), number, store->incarnation);
+        if ((store->route != 0 || for_good) && peers_of(worker))
+            control_store_down(server, peers_of(worker), number, store->told, for_good);
     }
     store->route = store->incarnation = 0;
     orders_unsent(server, number);
@@ -385,25 +441,45 @@ void stores_hung_up(struct server *server, struct process *process)
     if (store->ordered == process->incarnation)
         store->order = ORDER_NONE;
     if (store->incarnation == process->incarnation)
-        down(server, process->index);
+        down(server, process->index, false);
 }
 
 void stores_died(struct server *server, struct process *process)
 {
     stores_hung_up(server, process);
     descriptors_owner_died(server->descriptors, process->index, process->incarnation);
+    orders_resend(server, process->index); /* what others copy from it may be copied now */
     stores_check_all(server);
+}
+
+void stores_leave(struct server *server, uint32_t number)
+{
+    struct store *store = &server->stores[number];
+    struct process *process = registry_find(server->registry, PROCESS_STORE, number);
+    bool lives = process && process->state != PROCESS_DEAD;
+    down(server, number, true);
+    orders_forget_store(server, number);
+    placement_remove_store(server->placement, number);
+    descriptors_drop(server->descriptors, number);
+    store->order = ORDER_NONE;
+    store->left = lives ? process->incarnation : 0;
+    store->trouble[0] = 0;
+    if (lives && process->state == PROCESS_READY)
+        (void)registry_move(process, PROCESS_STARTING, server->now_us);
+    if (lives && peers_of(process))
+        control_leave(server, peers_of(process));
+    server->dirty = true;
 }
 
 void stores_reformat(struct server *server)
 {
-    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++) {
         const struct segment_view *view = descriptors_view(server->descriptors, i);
         if (!view || memcmp(&view->header.shape, &server->model.shape, sizeof(struct row_shape)) == 0)
             continue;
         struct process *process = registry_find(server->registry, PROCESS_STORE, i);
         if (process && process->state == PROCESS_READY) {
-            down(server, i);
+            down(server, i, false);
             (void)registry_move(process, PROCESS_STARTING, server->now_us);
         }
         give_up_segment(server, i, "the model has another row shape");

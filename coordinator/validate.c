@@ -311,6 +311,11 @@ Hcattn__ErrorCode validate_request(const struct server *server, const Hcattn__Re
             return INVALID("transport \"%.32s\" is none that can be set; there is: ring, routed",
                            request->set_transport->transport);
         return HCATTN__ERROR_CODE__OK;
+    case HCATTN__REQUEST__REQUEST_DRAIN_STORE:
+        if (request->drain_store->store >= SERVER_MAX_STORES)
+            return INVALID("value-store %u; their numbers are 0 to %u", request->drain_store->store,
+                           SERVER_MAX_STORES - 1);
+        return HCATTN__ERROR_CODE__OK;
     case HCATTN__REQUEST__REQUEST_RUN_JOB:
         return check_job(server, request->run_job, sentence);
     case HCATTN__REQUEST__REQUEST_TOKENIZE:

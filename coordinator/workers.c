@@ -119,10 +119,11 @@ void workers_exchange_ready(struct server *server, struct process *store, const 
         return;
     worker->pairs |= UINT64_C(1) << store->index;
     rings_pair(server, worker, store);
-    if (worker->state == PROCESS_STARTING && worker->pairs == stores_expected_mask(server)) {
+    membership_promote(server);
+    if (worker->state == PROCESS_STARTING && (server->members & ~server->leaving & ~worker->pairs) == 0) {
         (void)registry_move(worker, PROCESS_READY, server->now_us);
-        LOG_INFO("gpu-worker %u is ready (%u of %u): model %s, %u stores", worker->index, n_ready(server),
-                 server->options.n_workers, worker->model_name, server->options.n_stores);
+        LOG_INFO("gpu-worker %u is ready (%u of %u): model %s, %d stores", worker->index, n_ready(server),
+                 server->options.n_workers, worker->model_name, __builtin_popcountll(server->members));
     }
     server->dirty = true;
 }
@@ -134,7 +135,7 @@ void workers_hung_up(struct server *server, struct process *process)
     router_remove(server->router, process->data_route);
     workers_drop_packets(server, process->work_route);
     process->pairs = 0;
-    for (uint32_t i = 0; i < server->options.n_stores; i++)
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++)
         rings_drop(server, process->incarnation, i);
     flow_worker_hung_up(server, process->incarnation);
 }
@@ -142,12 +143,13 @@ void workers_hung_up(struct server *server, struct process *process)
 void workers_died(struct server *server, struct process *process)
 {
     workers_hung_up(server, process);
-    for (uint32_t i = 0; i < server->options.n_stores; i++) {
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++) {
         struct peer *peer = peers_of(registry_find(server->registry, PROCESS_STORE, i));
         if (peer)
             control_worker_gone(server, peer, process->incarnation);
     }
     flow_worker_lost(server, process->incarnation, true);
+    membership_promote(server); /* it may have been the one that had not reached a store */
 }
 
 /* ---- work ---- */

@@ -126,6 +126,9 @@ static int control_command(struct engine *engine, struct engine_command *command
     case ENGINE_STORE_DOWN:
         stores_down(&engine->stores, command->store, command->incarnation);
         return 0;
+    case ENGINE_STORE_LEFT:
+        stores_remove(&engine->stores, command->store, command->incarnation);
+        return 0;
     case ENGINE_RING_USE: {
         bool known = stores_use_ring(&engine->stores, command->store, command->incarnation, command->ring);
         struct engine_event *used = engine_new_event(engine, ENGINE_RING_USED, NULL);

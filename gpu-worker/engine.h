@@ -23,6 +23,7 @@ enum engine_command_kind {
     ENGINE_STORE_UP,    /* store, incarnation, route, fd (closed by the engine) */
     ENGINE_STORE_READY, /* store, incarnation */
     ENGINE_STORE_DOWN,  /* store, incarnation */
+    ENGINE_STORE_LEFT,  /* store, incarnation: it does not come back */
     ENGINE_RING_USE,    /* store, incarnation, ring, work = sequence; answered by ENGINE_RING_USED */
     /* work: handled between steps */
     ENGINE_RUN,    /* request */

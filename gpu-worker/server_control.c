@@ -159,10 +159,13 @@ static int take_control(struct server *server, const Hcattn__Control__Control *c
         engine_command(server->engine, command);
         return 0;
     case HCATTN__CONTROL__CONTROL__MESSAGE_STORE_DOWN:
-        command = new_command(ENGINE_STORE_DOWN);
+        command = new_command(control->store_down->for_good ? ENGINE_STORE_LEFT : ENGINE_STORE_DOWN);
         command->store = control->store_down->store;
         command->incarnation = control->store_down->incarnation;
-        LOG_WARNING("store %u is gone; waiting for the next", command->store);
+        if (control->store_down->for_good)
+            LOG_INFO("store %u has left", command->store);
+        else
+            LOG_WARNING("store %u is gone; waiting for the next", command->store);
         engine_command(server->engine, command);
         return 0;
     case HCATTN__CONTROL__CONTROL__MESSAGE_EXCHANGE_READY:

@@ -129,6 +129,17 @@ void stores_down(struct stores *stores, uint32_t number, uint64_t incarnation)
     store->has_ring = false;
 }
 
+void stores_remove(struct stores *stores, uint32_t number, uint64_t incarnation)
+{
+    struct store *store = stores_get(stores, number);
+    if (store == NULL || store->incarnation != incarnation)
+        return;
+    segment_unmap(&store->segment);
+    segment_unmap(&store->exchange);
+    free(store);
+    stores->stores[number] = NULL;
+}
+
 bool stores_use_ring(struct stores *stores, uint32_t number, uint64_t incarnation, bool ring)
 {
     struct store *store = stores_get(stores, number);

@@ -64,6 +64,8 @@ bool stores_ready(struct stores *stores, uint32_t number, uint64_t incarnation);
 bool stores_use_ring(struct stores *stores, uint32_t number, uint64_t incarnation, bool ring);
 /* Gone; its segment stays mapped for reading until the next life. */
 void stores_down(struct stores *stores, uint32_t number, uint64_t incarnation);
+/* Gone for good: unmapped as well. No run may read from it any more. */
+void stores_remove(struct stores *stores, uint32_t number, uint64_t incarnation);
 void stores_all_down(struct stores *stores);
 
 /* NULL: unknown number. */
