@@ -1,6 +1,5 @@
 /* control.c - see control.h. */
 #include "value-store/control.h"
-#include "common/clock.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -37,19 +36,6 @@ int control_hello(struct control *control, uint64_t data_route)
     return link_send(control->link, &message, store->segment_fd);
 }
 
-/* Work on blocks and segment; answers are sent after the turn, since the coordinator may be slow to read. */
-static void begin_turn(struct store *store, const char *phase)
-{
-    turn_take(&store->turn);
-    progress_begin(&store->progress, phase);
-}
-
-static void end_turn(struct store *store)
-{
-    progress_end(&store->progress);
-    turn_end(&store->turn);
-}
-
 /* ---- segment ---- */
 
 static int send_segment_ready(struct control *control, int status, const char *sentence)
@@ -80,9 +66,9 @@ static int handle_format(struct control *control, const Hcattn__Control__Format 
                                    .codec = order->shape->codec};
     }
     exchanges_revoke_all(control->exchanges);
-    begin_turn(control->store, "formatting");
+    store_begin_turn(control->store, "formatting");
     int status = store_format(control->store, &shape, sentence);
-    end_turn(control->store);
+    store_end_turn(control->store);
     event->is_warning = status < 0;
     if (status < 0)
         snprintf(event->text, sizeof(event->text), "not formatted: %s", sentence);
@@ -97,9 +83,9 @@ static int handle_adopt(struct control *control, const Hcattn__Control__Adopt *o
     char sentence[STORE_SENTENCE] = "the order to adopt came without a descriptor", described[CONTROL_TEXT / 2];
     struct blocks_adoption adoption = {0};
     exchanges_revoke_all(control->exchanges);
-    begin_turn(control->store, "adopting");
+    store_begin_turn(control->store, "adopting");
     int status = *fd < 0 ? -EBADF : store_adopt(control->store, *fd, &adoption, sentence);
-    end_turn(control->store);
+    store_end_turn(control->store);
     if (status < 0) {
         event->is_warning = true;
         snprintf(event->text, sizeof(event->text), "not adopted: %s", sentence);
@@ -246,109 +232,41 @@ static int reserve(struct blocks *blocks, const Hcattn__Control__Reserve *order,
     return status;
 }
 
-/* All are checked before the first is copied. Every block is a turn of its own: requests are served in between. */
-static int copy(struct store *store, const Hcattn__Control__Copy *order, char sentence[STORE_SENTENCE])
+/* Begins what control_step() goes on with. */
+static int begin_copying(struct control *control, struct copying_order *order, Hcattn__Control__CopyBlock **list,
+                         char sentence[STORE_SENTENCE])
 {
-    int status = 0;
+    struct blocks_copy blocks[CONTROL_MAX_COPIED];
     if (order->n_blocks > CONTROL_MAX_COPIED) {
         snprintf(sentence, STORE_SENTENCE, "%zu blocks in one order; at most %u", order->n_blocks, CONTROL_MAX_COPIED);
         return -EINVAL;
     }
-    for (size_t i = 0; i < 2 * order->n_blocks && status == 0; i++) {
-        const Hcattn__Control__CopyBlock *block = order->blocks[i % order->n_blocks];
-        const struct blocks_copy one = {.from = to_handle(block->from), .to = to_handle(block->to)};
-        begin_turn(store, "copying");
-        if (i < order->n_blocks)
-            status = blocks_copy_check(store->blocks, order->from_session, order->to_session, &one);
-        else
-            status = blocks_copy(store->blocks, order->from_session, order->to_session, &one);
-        end_turn(store);
-        if (status < 0)
-            snprintf(sentence, STORE_SENTENCE, "block %u, generation %u, to block %u, generation %u: %s",
-                     one.from.index, one.from.generation, one.to.index, one.to.generation, strerror(-status));
-    }
-    return status;
+    for (size_t i = 0; i < order->n_blocks; i++)
+        blocks[i] = (struct blocks_copy){.from = to_handle(list[i]->from), .to = to_handle(list[i]->to)};
+    order->blocks = blocks;
+    return copying_begin(control->store, order, &control->copying, sentence);
 }
 
-static const char *import_error(int error)
+static int copy(struct control *control, const Hcattn__Control__Copy *message, char sentence[STORE_SENTENCE])
 {
-    switch (error) {
-    case -ESTALE:
-        return "it is not reserved for this session here";
-    case -ENOENT:
-        return "the other store has no such block of this session";
-    case -EINVAL:
-        return "they are different numbers of the session";
-    case -EEXIST:
-        return "other tokens are here";
-    case -EBADMSG:
-        return "what the other store says of it contradicts itself";
-    default:
-        return strerror(-error);
-    }
+    struct copying_order order = {.sequence = message->sequence,
+                                  .from_session = message->from_session,
+                                  .session = message->to_session,
+                                  .segment_fd = -1,
+                                  .n_blocks = message->n_blocks};
+    return begin_copying(control, &order, message->blocks, sentence);
 }
 
-static int import_blocks(struct store *store, const struct blocks_source *source, const Hcattn__Control__Import *order,
-                         uint64_t *ret_n_bytes, char sentence[STORE_SENTENCE])
+static int import(struct control *control, const Hcattn__Control__Import *message, int fd,
+                  char sentence[STORE_SENTENCE])
 {
-    int status = 0;
-    uint64_t n_bytes = 0;
-    for (size_t i = 0; i < 2 * order->n_blocks && status == 0; i++) {
-        const Hcattn__Control__CopyBlock *block = order->blocks[i % order->n_blocks];
-        const struct blocks_copy one = {.from = to_handle(block->from), .to = to_handle(block->to)};
-        uint64_t n_copied = 0;
-        begin_turn(store, PROGRESS_IMPORTING);
-        if (i < order->n_blocks)
-            status = blocks_import_check(store->blocks, source, order->session, &one);
-        else
-            status = blocks_import(store->blocks, source, order->session, &one, &n_copied);
-        atomic_fetch_add_explicit(&store->progress.bytes_imported, n_copied, memory_order_relaxed);
-        end_turn(store);
-        n_bytes += n_copied;
-        if (status < 0)
-            snprintf(sentence, STORE_SENTENCE, "block %u, generation %u, of store %u to block %u, generation %u: %s",
-                     one.from.index, one.from.generation, order->from_store, one.to.index, one.to.generation,
-                     import_error(status));
-    }
-    *ret_n_bytes = n_bytes;
-    return status;
-}
-
-/* As copy(), out of the segment that came with the order. */
-static int import(struct store *store, const Hcattn__Control__Import *order, int fd, char sentence[STORE_SENTENCE],
-                  struct control_event *event)
-{
-    struct segment_mapping mapping = {0};
-    struct blocks_source source;
-    uint64_t n_bytes = 0, begun_us = clock_now_us();
-    if (order->n_blocks > CONTROL_MAX_COPIED) {
-        snprintf(sentence, STORE_SENTENCE, "%zu blocks in one order; at most %u", order->n_blocks, CONTROL_MAX_COPIED);
-        return -EINVAL;
-    }
-    int status = order->from_store == store->config.index ? -ELOOP : fd < 0 ? -EBADF : 0;
-    if (status == 0)
-        status = segment_map(fd, 0, false, &mapping);
-    if (status == 0)
-        status = blocks_import_open(store->blocks, mapping.address, mapping.n_bytes, order->from_store, &source);
-    if (status < 0) {
-        snprintf(sentence, STORE_SENTENCE, "the segment of store %u cannot be read: %s", order->from_store,
-                 status == -ELOOP                          ? "that is this store"
-                 : status == -EBADF                        ? "no descriptor came with the order"
-                 : status == -EXDEV                        ? "it belongs to a store of another number"
-                 : status == -EMEDIUMTYPE                  ? "its rows have another shape"
-                 : status == -EAGAIN                       ? "its formatting had not ended"
-                 : status == -EPROTO || status == -EBADMSG ? "it is not a segment of this layout"
-                                                           : strerror(-status));
-        segment_unmap(&mapping);
-        return status;
-    }
-    status = import_blocks(store, &source, order, &n_bytes, sentence);
-    segment_unmap(&mapping);
-    if (status == 0 && n_bytes > 0)
-        snprintf(event->text, sizeof(event->text), "session %016lx: %zu blocks from store %u, %.1f MiB in %.2f s",
-                 (unsigned long)order->session, order->n_blocks, order->from_store, (double)n_bytes / (1024.0 * 1024.0),
-                 (double)(clock_now_us() - begun_us) / 1e6);
-    return status;
+    struct copying_order order = {.sequence = message->sequence,
+                                  .imports = true,
+                                  .from_store = message->from_store,
+                                  .segment_fd = fd,
+                                  .session = message->session,
+                                  .n_blocks = message->n_blocks};
+    return begin_copying(control, &order, message->blocks, sentence);
 }
 
 static int release(struct store *store, const Hcattn__Control__Release *order, char sentence[STORE_SENTENCE])
@@ -357,10 +275,20 @@ static int release(struct store *store, const Hcattn__Control__Release *order, c
         snprintf(sentence, STORE_SENTENCE, "lanes %x: there are %u", order->lanes, LAYOUT_N_LANES);
         return -EINVAL;
     }
-    begin_turn(store, "releasing");
+    store_begin_turn(store, "releasing");
     blocks_release(store->blocks, order->session, order->from_number, order->lanes);
-    end_turn(store);
+    store_end_turn(store);
     return 0;
+}
+
+static int answer_order(struct control *control, uint64_t sequence, int status, const char *sentence,
+                        struct control_event *event)
+{
+    if (status < 0) {
+        event->is_warning = true;
+        snprintf(event->text, sizeof(event->text), "order refused: %s", sentence[0] ? sentence : strerror(-status));
+    }
+    return send_done(control, sequence, status, sentence);
 }
 
 /* Orders about sessions need a segment; all are answered by Done. */
@@ -375,28 +303,28 @@ static int handle_order(struct control *control, const Hcattn__Control__Control 
     case HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN:
         sequence = message->session_open->sequence;
         if (blocks) {
-            begin_turn(control->store, "reserving");
+            store_begin_turn(control->store, "reserving");
             status = open_session(blocks, message->session_open, sentence);
-            end_turn(control->store);
+            store_end_turn(control->store);
         }
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE:
         sequence = message->reserve->sequence;
         if (blocks) {
-            begin_turn(control->store, "reserving");
+            store_begin_turn(control->store, "reserving");
             status = reserve(blocks, message->reserve, sentence);
-            end_turn(control->store);
+            store_end_turn(control->store);
         }
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_COPY:
         sequence = message->copy->sequence;
         if (blocks)
-            status = copy(control->store, message->copy, sentence);
+            status = copy(control, message->copy, sentence);
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_IMPORT:
         sequence = message->import->sequence;
         if (blocks)
-            status = import(control->store, message->import, fd, sentence, event);
+            status = import(control, message->import, fd, sentence);
         break;
     default:
         sequence = message->release->sequence;
@@ -406,11 +334,34 @@ static int handle_order(struct control *control, const Hcattn__Control__Control 
     }
     if (!blocks)
         snprintf(sentence, sizeof(sentence), "this store has no segment");
-    if (status < 0) {
-        event->is_warning = true;
-        snprintf(event->text, sizeof(event->text), "order refused: %s", sentence[0] ? sentence : strerror(-status));
+    if (control->copying)
+        return 0; /* answered when it has ended */
+    return answer_order(control, sequence, status, sentence, event);
+}
+
+int control_step(struct control *control, struct control_event *ret_event)
+{
+    struct control_event event = {.kind = CONTROL_DONE};
+    char sentence[STORE_SENTENCE] = "";
+    int result = 0, status = copying_step(control->copying, sentence);
+    if (status <= 0) {
+        uint64_t sequence = copying_sequence(control->copying);
+        control->copying = copying_end(control->copying);
+        if (status == 0) {
+            snprintf(event.text, sizeof(event.text), "%s", sentence);
+            sentence[0] = 0;
+        }
+        result = answer_order(control, sequence, status, sentence, &event);
     }
-    return send_done(control, sequence, status, sentence);
+    *ret_event = event;
+    return result;
+}
+
+void control_hang_up(struct control *control)
+{
+    control->copying = copying_end(control->copying);
+    link_detach(control->link);
+    exchanges_clear(control->exchanges);
 }
 
 /* ---- dispatch ---- */

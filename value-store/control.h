@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "value-store/copying.h"
 #include "value-store/exchanges.h"
 #include "value-store/link.h"
 #include "value-store/store.h"
@@ -21,6 +22,7 @@ struct control {
     struct store *store;
     struct exchanges *exchanges;
     struct link *link;
+    struct copying *copying; /* an order that is under way; NULL: none */
 };
 
 enum control_kind {
@@ -40,6 +42,12 @@ struct control_event {
 /* The first message of a connection; shows the segment when there is one. Errors of link_send(). */
 int control_hello(struct control *control, uint64_t data_route);
 
-/* One message and its descriptors, which are taken over. An error is link_send()'s: the answer could not be sent. */
+/* One message and its descriptors, which are taken over; not while an order is under way. An error is link_send()'s: the answer could not be sent. */
 int control_handle(struct control *control, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
                    struct control_event *ret_event);
+
+/* The next block of the order that is under way. The same error. */
+int control_step(struct control *control, struct control_event *ret_event);
+
+/* Ends the connection, an order that is under way and all exchanges. */
+void control_hang_up(struct control *control);

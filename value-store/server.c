@@ -108,8 +108,7 @@ int server_new(const struct server_config *config, struct server **ret_server)
 static void hang_up(struct server *server)
 {
     server->data = socket_free(server->data);
-    link_detach(server->link);
-    exchanges_clear(&server->exchanges);
+    control_hang_up(&server->control);
 }
 
 struct server *server_free(struct server *server)
@@ -231,33 +230,41 @@ static enum outcome welcomed(struct server *server, const char *data_path)
     return TURN_GO_ON;
 }
 
-static enum outcome handle_control(struct server *server, size_t n_bytes, const int *fds, size_t n_fds)
+/* What became of a message or of a step; `result` is of sending the answer. */
+static enum outcome handle_event(struct server *server, const struct control_event *event, int result)
 {
-    struct control_event event;
-    int result = control_handle(&server->control, server->buffer, n_bytes, fds, n_fds, &event);
-    switch (event.kind) {
+    switch (event->kind) {
     case CONTROL_WELCOME:
-        return welcomed(server, event.text);
+        return welcomed(server, event->text);
     case CONTROL_REFUSED:
-        LOG_ERROR("refused by the coordinator: %s", event.text);
+        LOG_ERROR("refused by the coordinator: %s", event->text);
         return TURN_REFUSED;
     case CONTROL_LEAVE:
         return TURN_LEAVE;
     case CONTROL_GARBAGE:
-        warn(server, event.text);
+        warn(server, event->text);
         break;
     case CONTROL_DONE:
-        if (event.text[0])
-            log_write(event.is_warning ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, "%s", event.text);
+        if (event->text[0])
+            log_write(event->is_warning ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, "%s", event->text);
         break;
     }
     return result < 0 ? TURN_HANG_UP : TURN_GO_ON;
 }
 
+/* A block of a copy or import that is under way: requests are served before the next one. */
+static enum outcome step(struct server *server)
+{
+    struct control_event event;
+    int result = control_step(&server->control, &event);
+    return handle_event(server, &event, result);
+}
+
 static enum outcome serve_peer(struct server *server)
 {
     enum outcome turn = TURN_GO_ON;
-    for (int i = 0; i < MESSAGES_AT_ONCE && turn == TURN_GO_ON; i++) {
+    for (int i = 0; i < MESSAGES_AT_ONCE && turn == TURN_GO_ON && !server->control.copying; i++) {
+        struct control_event event;
         int fds[LINK_MAX_FDS];
         size_t n_bytes, n_fds;
         int result = link_receive(server->link, server->buffer, sizeof(server->buffer), &n_bytes, fds, &n_fds);
@@ -267,8 +274,10 @@ static enum outcome serve_peer(struct server *server)
             warn(server, "a message from the coordinator is too long or brings too many descriptors");
         else if (result < 0)
             return TURN_HANG_UP;
-        else
-            turn = handle_control(server, n_bytes, fds, n_fds);
+        else {
+            result = control_handle(&server->control, server->buffer, n_bytes, fds, n_fds, &event);
+            turn = handle_event(server, &event, result);
+        }
     }
     return turn;
 }
@@ -314,12 +323,14 @@ static enum outcome serve_connection(struct server *server, int signal_fd)
 {
     enum outcome turn = TURN_GO_ON;
     while (turn == TURN_GO_ON) {
+        bool is_copying = server->control.copying; /* then nobody waits, and the next order does */
         struct socket_item items[] = {
             {.fd = signal_fd, .events = SOCKET_READABLE},
-            {.fd = link_fd(server->link), .events = SOCKET_READABLE},
+            {.fd = link_fd(server->link), .events = is_copying ? 0 : SOCKET_READABLE},
             {.socket = server->data, .fd = -1, .events = SOCKET_READABLE},
         };
-        int result = socket_poll(items, sizeof(items) / sizeof(items[0]), clock_remaining_ms(server->deadline_us));
+        int timeout_ms = is_copying ? 0 : clock_remaining_ms(server->deadline_us);
+        int result = socket_poll(items, sizeof(items) / sizeof(items[0]), timeout_ms);
         if (result == -EINTR)
             continue;
         if (result < 0) {
@@ -328,7 +339,9 @@ static enum outcome serve_connection(struct server *server, int signal_fd)
         }
         if (items[0].ready)
             turn = TURN_STOP;
-        if (turn == TURN_GO_ON && items[1].ready)
+        if (turn == TURN_GO_ON && is_copying)
+            turn = step(server);
+        else if (turn == TURN_GO_ON && items[1].ready)
             turn = serve_peer(server);
         if (turn == TURN_GO_ON && items[2].ready && server->data)
             serve_data(server);

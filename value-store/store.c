@@ -163,6 +163,18 @@ static struct blocks_owner owner_of(struct store *store)
     };
 }
 
+void store_begin_turn(struct store *store, const char *phase)
+{
+    turn_take(&store->turn);
+    progress_begin(&store->progress, phase);
+}
+
+void store_end_turn(struct store *store)
+{
+    progress_end(&store->progress);
+    turn_end(&store->turn);
+}
+
 /* ---- format ---- */
 
 /* That nobody looks is no reason not to serve. */

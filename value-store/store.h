@@ -67,6 +67,10 @@ struct store {
 int store_open(const struct store_config *config, struct store **ret_store, char sentence[STORE_SENTENCE]);
 struct store *store_close(struct store *store); /* accepts NULL, returns NULL */
 
+/* Around work on blocks and segment. Answers are sent after the turn, since the coordinator may be slow to read. */
+void store_begin_turn(struct store *store, const char *phase); /* a literal */
+void store_end_turn(struct store *store);
+
 /* A new segment in place of what there was: as many blocks of this shape as fit into memory_bytes.
  * -EINVAL: shape; -ENOSPC: not one block fits; -ENOMEM: also huge pages that are required and not there. */
 int store_format(struct store *store, const struct row_shape *shape, char sentence[STORE_SENTENCE]);

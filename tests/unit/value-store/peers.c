@@ -151,7 +151,7 @@ void peers_register(struct peers *peers, int *ret_fd)
     peers_send(peers, &answer, -1);
 }
 
-static int done(struct peers *peers, uint64_t sequence)
+int peers_done(struct peers *peers, uint64_t sequence)
 {
     Hcattn__Control__Control *message = peers_receive(peers, HCATTN__CONTROL__CONTROL__MESSAGE_DONE, NULL);
     int status = message->done->status;
@@ -176,7 +176,7 @@ int peers_move(struct peers *peers, uint64_t session, uint32_t moves, uint8_t st
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_SESSION_OPEN;
     message.session_open = &order;
     peers_send(peers, &message, -1);
-    return done(peers, order.sequence);
+    return peers_done(peers, order.sequence);
 }
 
 int peers_session(struct peers *peers, uint64_t session)
@@ -203,7 +203,7 @@ int peers_reserve(struct peers *peers, uint64_t session, uint32_t index, uint32_
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RESERVE;
     message.reserve = &order;
     peers_send(peers, &message, -1);
-    return done(peers, order.sequence);
+    return peers_done(peers, order.sequence);
 }
 
 int peers_release(struct peers *peers, uint64_t session, uint32_t from_number)
@@ -222,7 +222,7 @@ int peers_release_lanes(struct peers *peers, uint64_t session, uint32_t from_num
     message.message_case = HCATTN__CONTROL__CONTROL__MESSAGE_RELEASE;
     message.release = &order;
     peers_send(peers, &message, -1);
-    return done(peers, order.sequence);
+    return peers_done(peers, order.sequence);
 }
 
 int peers_ring(struct peers *peers, uint64_t worker, bool grant)
@@ -240,7 +240,7 @@ int peers_ring(struct peers *peers, uint64_t worker, bool grant)
         message.ring_revoke = &revoked;
     }
     peers_send(peers, &message, -1);
-    return done(peers, granted.sequence);
+    return peers_done(peers, granted.sequence);
 }
 
 /* Pairs of handles as Copy and Import carry them. */
@@ -290,11 +290,11 @@ int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, 
     message.copy = &order;
     peers_send(peers, &message, -1);
     free_pairs(&pairs);
-    return done(peers, order.sequence);
+    return peers_done(peers, order.sequence);
 }
 
-int peers_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from, uint32_t to,
-                 uint32_t n)
+uint64_t peers_begin_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from,
+                            uint32_t to, uint32_t n)
 {
     struct pairs pairs = make_pairs(from, to, n);
     Hcattn__Control__Import order = HCATTN__CONTROL__IMPORT__INIT;
@@ -308,7 +308,13 @@ int peers_import(struct peers *peers, uint64_t session, uint32_t store, int segm
     message.import = &order;
     peers_send(peers, &message, segment_fd);
     free_pairs(&pairs);
-    return done(peers, order.sequence);
+    return order.sequence;
+}
+
+int peers_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from, uint32_t to,
+                 uint32_t n)
+{
+    return peers_done(peers, peers_begin_import(peers, session, store, segment_fd, from, to, n));
 }
 
 void peers_leave(struct peers *peers)

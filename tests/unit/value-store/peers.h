@@ -53,7 +53,9 @@ void peers_send(struct peers *peers, const Hcattn__Control__Control *message, in
 /* Accepts, checks Hello, answers Welcome. *ret_fd: the segment it shows, or -1. */
 void peers_register(struct peers *peers, int *ret_fd);
 
-/* Status of the Done that answers. */
+/* Status of the Done that answers; it must be of this sequence. */
+int peers_done(struct peers *peers, uint64_t sequence);
+/* The same for a new order. */
 int peers_session(struct peers *peers, uint64_t session);
 int peers_reserve(struct peers *peers, uint64_t session, uint32_t index, uint32_t generation, uint32_t number);
 int peers_move(struct peers *peers, uint64_t session, uint32_t moves, uint8_t store); /* all lanes */
@@ -67,6 +69,10 @@ int peers_copy(struct peers *peers, uint64_t from_session, uint64_t to_session, 
 /* The same of one session, out of a segment that another store of this number is said to have. */
 int peers_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from, uint32_t to,
                  uint32_t n);
+
+/* Only the order: its sequence. */
+uint64_t peers_begin_import(struct peers *peers, uint64_t session, uint32_t store, int segment_fd, uint32_t from,
+                            uint32_t to, uint32_t n);
 
 void peers_leave(struct peers *peers); /* not answered */
 

@@ -450,10 +450,14 @@ static void lanes_move_to_another_store(void **state)
     assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 1, 1), -EINVAL);
     assert_int_equal(peers_import(peers, session, 0, segment_fd, 1, 1, 3), -ENOENT);
     assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 0), 0);
-    for (uint32_t round = 0; round < 2; round++)
-        assert_int_equal(peers_import(peers, session, 0, segment_fd, 0, 0, 3), 0);
-    assert_int_equal(peers_move(peers, session, 1, 1), 0);
+    uint64_t sequences[3];
+    for (uint32_t i = 0; i < 3; i++) /* sent at once; each is done block by block, in their order */
+        sequences[i] = peers_begin_import(peers, session, 0, segment_fd, 0, 0, 3);
+    assert_int_equal(peers_done(peers, sequences[0]), 0);
     assert_int_equal(read_back(peers, &after), 0);
+    assert_int_equal(peers_done(peers, sequences[1]), 0);
+    assert_int_equal(peers_done(peers, sequences[2]), 0);
+    assert_int_equal(peers_move(peers, session, 1, 1), 0);
     assert_memory_equal(&before, &after, sizeof(before));
     close(fd);
     close(segment_fd);
