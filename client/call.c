@@ -23,6 +23,7 @@
 /* What one call_run() knows. */
 struct wait {
     struct hcattn *client;
+    struct host *host;
     struct call *call;
     struct hcattn_error *error;
     uint64_t id;
@@ -30,7 +31,8 @@ struct wait {
     uint64_t deadline_us;
     uint64_t heard_us;   /* last message of any kind */
     uint64_t connect_us; /* until when a first answer must be there */
-    bool heard;          /* a coordinator answered during this call */
+    enum call_line line;
+    bool heard; /* a coordinator answered during this call */
 
     bool to_send;
     uint64_t send_at_us;
@@ -86,8 +88,7 @@ static void forget_cancel(struct hcattn *client)
     (void)n;
 }
 
-/* -EAGAIN: not now; -EMSGSIZE; -ENOMEM. */
-static int send_request(struct hcattn *client, const Hcattn__Request *request)
+int call_send(struct host *host, const Hcattn__Request *request)
 {
     size_t n_bytes = hcattn__request__get_packed_size(request);
     if (n_bytes > MESSAGE_MAX_BYTES)
@@ -97,7 +98,7 @@ static int send_request(struct hcattn *client, const Hcattn__Request *request)
         return -ENOMEM;
     hcattn__request__pack(request, bytes);
     struct frame frame = {.data = bytes, .n_bytes = n_bytes};
-    int error = socket_send(client->socket, &frame, 1, false);
+    int error = socket_send(host->socket, &frame, 1, false);
     free(bytes);
     return error;
 }
@@ -109,7 +110,7 @@ static int send_health(struct wait *wait)
     request.request_id = random_u64();
     request.request_case = HCATTN__REQUEST__REQUEST_HEALTH;
     request.health = &health;
-    int error = send_request(wait->client, &request);
+    int error = call_send(wait->host, &request);
     if (!error) {
         wait->health_id = request.request_id;
         wait->health_epoch = wait->epoch;
@@ -124,7 +125,7 @@ static void send_stats(struct wait *wait)
     request.request_id = random_u64();
     request.request_case = HCATTN__REQUEST__REQUEST_STATS;
     request.stats = &stats;
-    if (send_request(wait->client, &request) == 0)
+    if (call_send(wait->host, &request) == 0)
         wait->stats_id = request.request_id;
 }
 
@@ -136,7 +137,7 @@ static void send_cancel(struct wait *wait)
     request.request_id = random_u64();
     request.request_case = HCATTN__REQUEST__REQUEST_CANCEL;
     request.cancel = &cancel;
-    send_request(wait->client, &request); /* not sent: nobody to tell it to */
+    call_send(wait->host, &request); /* not sent: nobody to tell it to */
 }
 
 /* The call ends with `result` once the coordinator has let go of it, or soon anyway. */
@@ -159,13 +160,13 @@ static void ask_again(struct wait *wait, uint64_t delay_us)
 
 static int try_send(struct wait *wait)
 {
-    struct hcattn *client = wait->client;
+    struct host *host = wait->host;
     if (wait->epoch > 0 && wait->call->prepare_again && !wait->call->prepare_again(wait->call->context, wait->resumed))
         return call_fail(wait->error, HCATTN_UNAVAILABLE,
                          "the coordinator was lost before it accepted the request; "
                          "whether the session holds its input is not known");
     wait->call->request.request_id = wait->id;
-    int error = send_request(client, &wait->call->request);
+    int error = call_send(host, &wait->call->request);
     if (error == -EAGAIN) {
         ask_again(wait, SEND_RETRY_US);
         return 0;
@@ -177,10 +178,10 @@ static int try_send(struct wait *wait)
     wait->to_send = false;
     wait->epoch++;
     wait->confirmed = 0;
-    wait->sent_ready = client->ready;
+    wait->sent_ready = host->ready;
     /* A coordinator that was never heard of is asked at once: the answer tells that it is there. */
-    uint64_t delay_us = client->coordinator && wait->heard ? HEALTH_PERIOD_US : 0;
-    if (client->coordinator && !wait->heard)
+    uint64_t delay_us = host->coordinator && wait->heard ? HEALTH_PERIOD_US : 0;
+    if (host->coordinator && !wait->heard)
         delay_us = HEALTH_PERIOD_US / 4;
     wait->health_at_us = clock_deadline_us(delay_us);
     return 0;
@@ -213,11 +214,11 @@ static void note_loss(struct wait *wait)
 /* 1: goes on; 0 or negative errno: the call ends so. */
 static int judge_health(struct wait *wait, const Hcattn__Reply *reply)
 {
-    struct hcattn *client = wait->client;
+    struct host *host = wait->host;
     const Hcattn__HealthReply *health = reply->health;
-    bool lost = client->coordinator && health->coordinator != client->coordinator;
-    client->coordinator = health->coordinator;
-    client->ready = health->ready;
+    bool lost = host->coordinator && health->coordinator != host->coordinator;
+    host->coordinator = health->coordinator;
+    host->ready = health->ready;
     if (lost)
         note_loss(wait);
     if (wait->cancelling || wait->to_send || wait->epoch == 0 || reply->request_id != wait->health_id ||
@@ -250,7 +251,7 @@ static int take_error(struct wait *wait, const Hcattn__Error *message)
     if (wait->to_send)
         return 1; /* of an attempt that is given up already */
     int result = message_error(message, wait->error);
-    if (!may_be_for_now(wait->error->code) || wait->client->coordinator == 0)
+    if (!may_be_for_now(wait->error->code) || wait->host->coordinator == 0)
         return result;
     if (wait->judged_epoch != wait->epoch) {
         /* Who refuses: the coordinator that we knew, or another one? Its health tells. */
@@ -275,6 +276,7 @@ static int take_reply(struct wait *wait, Hcattn__Reply *reply)
 {
     wait->heard_us = clock_now_us();
     wait->heard = true;
+    hosts_heard(wait->host);
     if (reply->reply_case == HCATTN__REPLY__REPLY_HEALTH) {
         int result = judge_health(wait, reply);
         if (result <= 0)
@@ -326,7 +328,7 @@ static int take_replies(struct wait *wait)
 {
     for (;;) {
         struct socket_message *message = NULL;
-        int error = socket_receive(wait->client->socket, false, &message);
+        int error = socket_receive(wait->host->socket, false, &message);
         if (error == -EAGAIN || error == -EINTR)
             return 1;
         if (error == -EMSGSIZE)
@@ -347,11 +349,7 @@ static int take_replies(struct wait *wait)
 
 static int no_coordinator(const struct wait *wait)
 {
-    const struct hcattn *client = wait->client;
-    if (client->from_runtime_dir)
-        return call_fail(wait->error, HCATTN_UNAVAILABLE, "no coordinator at %s: start one with 'hcattn up'",
-                         client->path);
-    return call_fail(wait->error, HCATTN_UNAVAILABLE, "no coordinator answers at %s", client->endpoint);
+    return hosts_no_answer(wait->host, wait->error);
 }
 
 /* What has run out of time. As judge_health(). */
@@ -366,12 +364,17 @@ static int check_times(struct wait *wait)
         return check_times(wait);
     }
     if (!wait->heard) {
-        bool absent = client->path[0] && access(client->path, F_OK) < 0 && errno == ENOENT;
-        if (now >= wait->connect_us || (absent && now - wait->begun_us >= ABSENT_US && client->coordinator == 0))
+        const struct host *host = wait->host;
+        bool absent = host->path[0] && access(host->path, F_OK) < 0 && errno == ENOENT;
+        bool soon = host->coordinator == 0 && now - wait->begun_us >= ABSENT_US;
+        if (now >= wait->connect_us || (soon && (absent || hosts_hopeless(wait->host)))) {
+            wait->line = CALL_LINE_SILENT;
             return no_coordinator(wait);
+        }
     } else if (now - wait->heard_us >= client->lost_timeout_us) {
+        wait->line = CALL_LINE_LOST;
         return call_fail(wait->error, HCATTN_UNAVAILABLE, "the coordinator at %s has not answered for %llu s",
-                         client->endpoint, (unsigned long long)((now - wait->heard_us) / 1000000));
+                         wait->host->endpoint, (unsigned long long)((now - wait->heard_us) / 1000000));
     }
     if (now >= wait->deadline_us) {
         if (!wait->heard)
@@ -421,7 +424,7 @@ static int run_locked(struct wait *wait)
             wait->health_at_us = clock_deadline_us(error ? SEND_RETRY_US : HEALTH_PERIOD_US);
         }
         struct socket_item items[] = {
-            {.socket = client->socket, .fd = -1, .events = SOCKET_READABLE},
+            {.socket = wait->host->socket, .fd = -1, .events = SOCKET_READABLE},
             {.fd = wait->cancelling ? -1 : client->cancel_fd, .events = SOCKET_READABLE},
         };
         int n = socket_poll(items, 2, clock_remaining_ms(wake_us(wait)));
@@ -433,25 +436,34 @@ static int run_locked(struct wait *wait)
     }
 }
 
-int call_run(struct hcattn *client, struct call *call, struct hcattn_error *ret_error)
+int call_on(struct hcattn *client, struct host *host, struct call *call, uint64_t patience_us, uint64_t deadline_us,
+            enum call_line *ret_line, struct hcattn_error *error)
 {
-    struct hcattn_error error = {.code = HCATTN_OK};
-    pthread_mutex_lock(&client->mutex);
     uint64_t now = clock_now_us();
     struct wait wait = {
         .client = client,
+        .host = host,
         .call = call,
-        .error = &error,
+        .error = error,
         .id = random_u64(),
         .begun_us = now,
-        .deadline_us = call->timeout_ms ? clock_deadline_us((uint64_t)call->timeout_ms * 1000) : CLOCK_NEVER,
+        .deadline_us = deadline_us,
         .heard_us = now,
-        .connect_us = clock_deadline_us(client->coordinator ? client->lost_timeout_us : client->connect_timeout_us),
+        .connect_us = clock_deadline_us(patience_us),
         .to_send = true,
         .send_at_us = now,
         .health_at_us = CLOCK_NEVER,
     };
     int result = run_locked(&wait);
+    *ret_line = wait.line;
+    return result;
+}
+
+int call_run(struct hcattn *client, struct call *call, struct hcattn_error *ret_error)
+{
+    struct hcattn_error error = {.code = HCATTN_OK};
+    pthread_mutex_lock(&client->mutex);
+    int result = hosts_run(client, call, &error);
     if (result == -ECANCELED)
         forget_cancel(client);
     pthread_mutex_unlock(&client->mutex);

@@ -1,7 +1,7 @@
 /*
  * call.h - one request on its way: sent, waited for, sent again when its coordinator was lost. Internal to libhcattn.
  *
- * Owner      struct hcattn owns the socket; a call borrows it until it ends.
+ * Owner      struct hcattn owns the sockets of its hosts; a call borrows one until it ends.
  * Threads    one call at a time (the client's mutex, taken in call_run()); call_cancel() from any thread or signal handler.
  * Invariant  a request has one id for all its attempts. Health replies judge only attempts that were sent before the
  *            question: messages of one client are taken in order, so an answer that does not list the request and
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "client/hcattn.h"
+#include "client/hosts.h"
 #include "common/socket.h"
 #include "proto/hcattn.pb-c.h"
 
@@ -18,19 +19,11 @@
 
 struct hcattn {
     pthread_mutex_t mutex; /* held during a call */
-    struct socket_context *sockets;
-    struct socket *socket; /* DEALER, one routing id for its whole life */
-    char endpoint[256];
-    char path[128]; /* of an ipc endpoint, else empty */
-    bool from_runtime_dir;
     uint64_t connect_timeout_us;
     uint64_t lost_timeout_us;
     int cancel_fd; /* eventfd: wakes the call that waits */
     _Atomic bool cancelled;
-
-    /* touched under the mutex only */
-    uint64_t coordinator; /* incarnation as last heard; 0: never heard of one */
-    bool ready;           /* as last heard */
+    struct hosts hosts; /* under the mutex only */
 };
 
 enum call_step {
@@ -54,9 +47,24 @@ struct call {
     void *context;
     uint32_t timeout_ms; /* 0: none */
     bool extends;        /* every reply to the request begins timeout_ms anew */
+    size_t host;         /* out: where it ran */
 };
 
 int call_run(struct hcattn *client, struct call *call, struct hcattn_error *ret_error);
+
+/* Why a call ended, as far as the host is concerned. */
+enum call_line {
+    CALL_LINE_GOOD,
+    CALL_LINE_SILENT, /* nothing came from it in time */
+    CALL_LINE_LOST,   /* it answered, and then no longer */
+};
+
+/* For hosts_run(): the call at one host, with the mutex held. patience_us: for its first answer. */
+int call_on(struct hcattn *client, struct host *host, struct call *call, uint64_t patience_us, uint64_t deadline_us,
+            enum call_line *ret_line, struct hcattn_error *error);
+
+/* -EAGAIN: not now; -EMSGSIZE; -ENOMEM. */
+int call_send(struct host *host, const Hcattn__Request *request);
 
 void call_cancel(struct hcattn *client);
 

@@ -4,8 +4,6 @@
 #include "client/message.h"
 #include "client/question.h"
 #include "client/stream.h"
-#include "common/options.h"
-#include "common/random.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -48,47 +46,6 @@ const char *hcattn_finish_name(enum hcattn_finish finish)
 
 /* ---- the client ---- */
 
-static int set_endpoint(struct hcattn *client, const struct hcattn_config *config, struct hcattn_error *error)
-{
-    char directory[OPTIONS_PATH_SIZE], reason[OPTIONS_ERROR_SIZE];
-    if (config->endpoint) {
-        if (strlen(config->endpoint) >= sizeof(client->endpoint))
-            return call_fail(error, HCATTN_INVALID_ARGUMENT, "the endpoint is too long");
-        snprintf(client->endpoint, sizeof(client->endpoint), "%s", config->endpoint);
-        if (strncmp(client->endpoint, "ipc://", 6) == 0 && strlen(client->endpoint) - 6 < sizeof(client->path))
-            memcpy(client->path, client->endpoint + 6, strlen(client->endpoint) - 5);
-        return 0;
-    }
-    if (config->runtime_dir) {
-        int n = snprintf(directory, sizeof(directory), "%s", config->runtime_dir);
-        if (n < 0 || (size_t)n >= sizeof(directory))
-            return call_fail(error, HCATTN_INVALID_ARGUMENT, "the path of the runtime directory is too long");
-    } else if (options_runtime_dir(NULL, directory, reason) < 0) {
-        return call_fail(error, HCATTN_INVALID_ARGUMENT, "%s", reason);
-    }
-    snprintf(client->path, sizeof(client->path), "%s/client.sock", directory);
-    snprintf(client->endpoint, sizeof(client->endpoint), "ipc://%s", client->path);
-    client->from_runtime_dir = true;
-    return 0;
-}
-
-static int open_socket(struct hcattn *client, struct hcattn_error *error)
-{
-    int result = socket_context_new(&client->sockets);
-    if (!result)
-        result = socket_new_dealer(client->sockets, random_u64(), 0, &client->socket);
-    if (!result)
-        result = socket_connect(client->socket, client->endpoint);
-    if (result == -EINVAL || result == -ENAMETOOLONG)
-        return call_fail(error, HCATTN_INVALID_ARGUMENT, "no endpoint to connect to: %s", client->endpoint);
-    if (result)
-        return call_fail(error, HCATTN_INTERNAL, "cannot make a socket for %s (errno %d)", client->endpoint, -result);
-    client->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (client->cancel_fd < 0)
-        return call_fail(error, HCATTN_INTERNAL, "cannot make an event descriptor (errno %d)", errno);
-    return 0;
-}
-
 int hcattn_open(const struct hcattn_config *config, struct hcattn **ret_client, struct hcattn_error *ret_error)
 {
     static const struct hcattn_config standard;
@@ -102,9 +59,12 @@ int hcattn_open(const struct hcattn_config *config, struct hcattn **ret_client, 
     client->connect_timeout_us =
         1000 * (uint64_t)(config->connect_timeout_ms ? config->connect_timeout_ms : CONNECT_TIMEOUT_MS);
     client->lost_timeout_us = 1000 * (uint64_t)(config->lost_timeout_ms ? config->lost_timeout_ms : LOST_TIMEOUT_MS);
-    int error = set_endpoint(client, config, ret_error);
-    if (!error)
-        error = open_socket(client, ret_error);
+    int error = hosts_open(&client->hosts, config, ret_error);
+    if (!error) {
+        client->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (client->cancel_fd < 0)
+            error = call_fail(ret_error, HCATTN_INTERNAL, "cannot make an event descriptor (errno %d)", errno);
+    }
     if (error) {
         hcattn_close(client);
         return error;
@@ -117,13 +77,22 @@ struct hcattn *hcattn_close(struct hcattn *client)
 {
     if (!client)
         return NULL;
-    socket_free(client->socket);
-    socket_context_free(client->sockets);
+    hosts_close(&client->hosts);
     if (client->cancel_fd >= 0)
         close(client->cancel_fd);
     pthread_mutex_destroy(&client->mutex);
     free(client);
     return NULL;
+}
+
+size_t hcattn_n_hosts(const struct hcattn *client)
+{
+    return client->hosts.n;
+}
+
+const char *hcattn_host(const struct hcattn *client, size_t index)
+{
+    return index < client->hosts.n ? client->hosts.all[index].endpoint : NULL;
 }
 
 void hcattn_cancel(struct hcattn *client)

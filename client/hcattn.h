@@ -57,14 +57,28 @@ const char *hcattn_code_name(enum hcattn_code code); /* "NOT_FOUND" */
 
 struct hcattn_config {
     const char *runtime_dir;     /* directory of client.sock; NULL: as HCATTN_RUNTIME_DIR and the defaults say */
-    const char *endpoint;        /* instead of runtime_dir: "tcp://host:port" or "ipc:///path" */
+    const char *endpoint;        /* instead of runtime_dir: "tcp://host:port" or "ipc:///path", or several, see below */
     uint32_t connect_timeout_ms; /* until the first answer of a coordinator; 0: 5000 */
     uint32_t lost_timeout_ms;    /* without any answer once there was one; 0: 90000 */
+    const char *server_key;      /* file with the public key of TCP coordinators; NULL: they use none */
+    const char *key;             /* file with our secret key; both or neither */
 };
+
+/* Several hosts, each with a service of its own: "tcp://a:7070,tcp://b:7070#b.public" (commas between; after # the server key
+ * of that host, where it is not config->server_key). A session lives on one host: where most block memory is free when it is
+ * opened, among those with the model and version of the first that is ready. Its calls go to that host; of a session that
+ * another client opened all hosts are asked. When a host has not answered for lost_timeout_ms calls on its sessions end with
+ * HCATTN_UNAVAILABLE, at once for a while; it is tried again after 1 s, then 2, ... at most 30 s. Sessions are opened elsewhere
+ * meanwhile. Text, health, stats and jobs are any host's. What concerns a host as a whole (hcattn_drain(),
+ * hcattn_set_transport(), hcattn_set_policy() without a session, hcattn_list_sessions()) needs a client of one host:
+ * HCATTN_INVALID_ARGUMENT. */
 
 /* Never waits: that the coordinator is there shows in the first call. config may be NULL. */
 int hcattn_open(const struct hcattn_config *config, struct hcattn **ret_client, struct hcattn_error *ret_error);
 struct hcattn *hcattn_close(struct hcattn *client); /* accepts NULL, returns NULL; no call may be running */
+
+size_t hcattn_n_hosts(const struct hcattn *client);
+const char *hcattn_host(const struct hcattn *client, size_t index); /* its endpoint; NULL: there is none */
 
 /* Ends the call in progress, or the next one if none is: it returns -ECANCELED. Async-signal-safe. */
 void hcattn_cancel(struct hcattn *client);
@@ -89,6 +103,7 @@ struct hcattn_session {
     char policy[HCATTN_POLICY_SIZE];
     uint32_t n_ctx;
     uint32_t exact_tokens; /* as the server counts: 0 is none */
+    size_t host;           /* for hcattn_host() */
 };
 
 /* config may be NULL. timeout_ms of every call: 0 means no deadline of its own. */

@@ -36,7 +36,7 @@ int hcattn_open_session(struct hcattn *client, const struct hcattn_session_confi
         return error;
     const Hcattn__SessionOpened *opened = reply->session_opened;
     struct hcattn_session session = {
-        .session = opened->session, .n_ctx = opened->n_ctx, .exact_tokens = opened->exact_tokens};
+        .session = opened->session, .n_ctx = opened->n_ctx, .exact_tokens = opened->exact_tokens, .host = call.host};
     snprintf(session.policy, sizeof(session.policy), "%s", opened->policy);
     hcattn__reply__free_unpacked(reply, NULL);
     *ret_session = session;

@@ -41,5 +41,6 @@ Hcattn__Reply *question_ask(struct hcattn *client, struct call *call, struct que
                          .context = &asking,
                          .timeout_ms = call->timeout_ms};
     *ret_result = call_run(client, &asked, ret_error);
+    call->host = asked.host;
     return asking.reply;
 }

@@ -1,5 +1,6 @@
 /* socket.c - zmq.h behind frames and negative errno. */
 #include "common/socket.h"
+#include "common/socket_internal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -17,6 +18,8 @@
 #define RECONNECT_MS       20   /* a restarted process is back within moments on the same host */
 #define RECONNECT_MAX_MS   500  /* while it is away for long */
 #define MAX_ITEMS          1024 /* of socket_poll() */
+#define HEARTBEAT_MS       2000 /* over TCP */
+#define CONNECT_MS         3000 /* of an attempt over TCP; the kernel alone would wait for two minutes */
 
 #ifdef __SANITIZE_THREAD__
 /* libzmq is not instrumented: the sanitizer sees neither its atomics nor, therefore, the order they make. */
@@ -28,22 +31,13 @@ const char *__tsan_default_suppressions(void)
 }
 #endif
 
-struct socket_context {
-    void *zmq;
-};
-
-struct socket {
-    void *zmq;
-};
-
 struct owned_message {
     struct socket_message public; /* first: what callers see */
     struct frame frames[SOCKET_MAX_FRAMES];
     zmq_msg_t parts[SOCKET_MAX_FRAMES];
 };
 
-/* ZeroMQ has errno values of its own above ZMQ_HAUSNUMERO; those that can reach us become plain ones. */
-static int last_error(void)
+int socket_last_error(void)
 {
     int number = zmq_errno();
     switch (number) {
@@ -55,6 +49,8 @@ static int last_error(void)
         return -EPROTO;
     case EMTHREAD:
         return -EMFILE;
+    case ENOTSUP:
+        return -EOPNOTSUPP;
     default:
         return number > 0 ? -number : -EIO;
     }
@@ -67,7 +63,7 @@ int socket_context_new(struct socket_context **ret_context)
         return -ENOMEM;
     context->zmq = zmq_ctx_new();
     if (!context->zmq) {
-        int error = last_error();
+        int error = socket_last_error();
         free(context);
         return error;
     }
@@ -85,9 +81,9 @@ struct socket_context *socket_context_free(struct socket_context *context)
     return NULL;
 }
 
-static int set_int(struct socket *socket, int option, int value)
+int socket_set_int(struct socket *socket, int option, int value)
 {
-    return zmq_setsockopt(socket->zmq, option, &value, sizeof(value)) < 0 ? last_error() : 0;
+    return zmq_setsockopt(socket->zmq, option, &value, sizeof(value)) < 0 ? socket_last_error() : 0;
 }
 
 static int new_socket(struct socket_context *context, int type, uint32_t high_water, struct socket **ret_socket)
@@ -100,24 +96,24 @@ static int new_socket(struct socket_context *context, int type, uint32_t high_wa
         return -ENOMEM;
     socket->zmq = zmq_socket(context->zmq, type);
     if (!socket->zmq) {
-        int error = last_error();
+        int error = socket_last_error();
         free(socket);
         return error;
     }
     int64_t frame_limit = (int64_t)SOCKET_MAX_FRAME_BYTES;
     int error = 0;
     if (zmq_setsockopt(socket->zmq, ZMQ_MAXMSGSIZE, &frame_limit, sizeof(frame_limit)) < 0)
-        error = last_error();
+        error = socket_last_error();
     if (!error)
-        error = set_int(socket, ZMQ_LINGER, 0);
+        error = socket_set_int(socket, ZMQ_LINGER, 0);
     if (!error)
-        error = set_int(socket, ZMQ_SNDHWM, messages);
+        error = socket_set_int(socket, ZMQ_SNDHWM, messages);
     if (!error)
-        error = set_int(socket, ZMQ_RCVHWM, messages);
+        error = socket_set_int(socket, ZMQ_RCVHWM, messages);
     if (!error)
-        error = set_int(socket, ZMQ_RECONNECT_IVL, RECONNECT_MS);
+        error = socket_set_int(socket, ZMQ_RECONNECT_IVL, RECONNECT_MS);
     if (!error)
-        error = set_int(socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS);
+        error = socket_set_int(socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS);
     if (error) {
         socket_free(socket);
         return error;
@@ -132,7 +128,7 @@ int socket_new_router(struct socket_context *context, uint32_t high_water, struc
     int error = new_socket(context, ZMQ_ROUTER, high_water, &socket);
     if (error)
         return error;
-    error = set_int(socket, ZMQ_ROUTER_MANDATORY, 1);
+    error = socket_set_int(socket, ZMQ_ROUTER_MANDATORY, 1);
     if (error) {
         socket_free(socket);
         return error;
@@ -151,7 +147,7 @@ int socket_new_dealer(struct socket_context *context, uint64_t routing_id, uint3
     if (error)
         return error;
     if (zmq_setsockopt(socket->zmq, ZMQ_ROUTING_ID, &routing_id, sizeof(routing_id)) < 0) {
-        error = last_error();
+        error = socket_last_error();
         socket_free(socket);
         return error;
     }
@@ -163,6 +159,10 @@ struct socket *socket_free(struct socket *socket)
 {
     if (!socket)
         return NULL;
+    if (socket->monitor) {
+        zmq_socket_monitor(socket->zmq, NULL, 0);
+        zmq_close(socket->monitor);
+    }
     zmq_close(socket->zmq);
     free(socket);
     return NULL;
@@ -193,18 +193,29 @@ static int check_free(const char *path)
     return result == ECONNREFUSED || result == ENOENT ? 0 : -EADDRINUSE;
 }
 
+/* A cut link says nothing by itself. Options hold for what is bound or connected after them. */
+static int set_patience(struct socket *socket, const char *endpoint)
+{
+    if (strncmp(endpoint, "tcp://", 6) != 0)
+        return 0;
+    int error = socket_set_int(socket, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
+    if (!error)
+        error = socket_set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, SOCKET_SILENCE_MS);
+    if (!error)
+        error = socket_set_int(socket, ZMQ_CONNECT_TIMEOUT, CONNECT_MS);
+    return error;
+}
+
 int socket_bind(struct socket *socket, const char *endpoint)
 {
     const char *path = ipc_path(endpoint);
-    if (path) {
-        int error = check_free(path);
-        if (error)
-            return error;
-    }
+    int error = path ? check_free(path) : set_patience(socket, endpoint);
+    if (error)
+        return error;
     if (zmq_bind(socket->zmq, endpoint) < 0)
-        return last_error();
+        return socket_last_error();
     if (path && chmod(path, 0600) < 0) {
-        int error = -errno;
+        error = -errno;
         zmq_unbind(socket->zmq, endpoint);
         return error;
     }
@@ -216,12 +227,15 @@ int socket_connect(struct socket *socket, const char *endpoint)
     const char *path = ipc_path(endpoint);
     if (path && strlen(path) >= sizeof(((struct sockaddr_un *)NULL)->sun_path))
         return -ENAMETOOLONG;
-    return zmq_connect(socket->zmq, endpoint) < 0 ? last_error() : 0;
+    int error = set_patience(socket, endpoint);
+    if (error)
+        return error;
+    return zmq_connect(socket->zmq, endpoint) < 0 ? socket_last_error() : 0;
 }
 
 int socket_disconnect(struct socket *socket, const char *endpoint)
 {
-    return zmq_disconnect(socket->zmq, endpoint) < 0 ? last_error() : 0;
+    return zmq_disconnect(socket->zmq, endpoint) < 0 ? socket_last_error() : 0;
 }
 
 int socket_endpoint(const struct socket *socket, char *ret_text, size_t size)
@@ -229,7 +243,7 @@ int socket_endpoint(const struct socket *socket, char *ret_text, size_t size)
     char text[256];
     size_t length = sizeof(text);
     if (zmq_getsockopt(socket->zmq, ZMQ_LAST_ENDPOINT, text, &length) < 0)
-        return last_error();
+        return socket_last_error();
     if (length > size) /* length counts the closing NUL */
         return -ENAMETOOLONG;
     memcpy(ret_text, text, length);
@@ -251,7 +265,7 @@ int socket_send(struct socket *socket, const struct frame *frames, size_t n_fram
             result = zmq_send(socket->zmq, frames[i].data, frames[i].n_bytes, flags);
         while (result < 0 && zmq_errno() == EINTR && i > 0);
         if (result < 0)
-            return last_error();
+            return socket_last_error();
     }
     return 0;
 }
@@ -288,7 +302,7 @@ int socket_receive(struct socket *socket, bool wait, struct socket_message **ret
         zmq_msg_init(part);
         /* A message arrives whole: only the first frame can be absent or interrupted. */
         if (zmq_msg_recv(part, socket->zmq, wait ? 0 : ZMQ_DONTWAIT) < 0) {
-            int error = last_error();
+            int error = socket_last_error();
             zmq_msg_close(part);
             if (error == -EINTR && n > 0)
                 continue;
@@ -351,7 +365,7 @@ int socket_poll(struct socket_item *items, size_t n_items, int timeout_ms)
     }
     int n_ready = zmq_poll(list, (int)n_list, timeout_ms);
     if (n_ready < 0)
-        return last_error();
+        return socket_last_error();
     for (size_t i = 0, k = 0; i < n_items; i++) {
         if (!items[i].socket && items[i].fd < 0)
             continue;
@@ -367,7 +381,7 @@ int socket_fd(const struct socket *socket, int *ret_fd)
     int fd;
     size_t size = sizeof(fd);
     if (zmq_getsockopt(socket->zmq, ZMQ_FD, &fd, &size) < 0)
-        return last_error();
+        return socket_last_error();
     *ret_fd = fd;
     return 0;
 }
@@ -377,7 +391,7 @@ int socket_events(const struct socket *socket, int *ret_events)
     int events;
     size_t size = sizeof(events);
     if (zmq_getsockopt(socket->zmq, ZMQ_EVENTS, &events, &size) < 0)
-        return last_error();
+        return socket_last_error();
     *ret_events = (events & ZMQ_POLLIN ? SOCKET_READABLE : 0) | (events & ZMQ_POLLOUT ? SOCKET_WRITABLE : 0);
     return 0;
 }

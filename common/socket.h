@@ -1,5 +1,5 @@
 /*
- * socket.h - ZeroMQ, thinly: routed messages of several frames. The only user of zmq.h.
+ * socket.h - ZeroMQ, thinly: routed messages of several frames. Only this and socket_keys.c see zmq.h.
  *
  * Peers of ours connect a DEALER whose routing id is the 8 bytes of its incarnation to a ROUTER; the ROUTER sees that id
  * as the first frame of everything it receives and writes it as the first frame of everything it sends. Foreign clients
@@ -11,6 +11,7 @@
  * Strangers  ZeroMQ still accepts peers of its first protocol, which has no greeting: garbage on an endpoint can arrive
  *            as a message, with any routing id of 1 to 255 bytes. Receivers check every frame.
  * Closing    does not linger: what was not sent by then is lost.
+ * TCP        a peer that is silent for SOCKET_SILENCE_MS, as behind a cut link, counts as gone; it is connected to again.
  */
 #pragma once
 
@@ -20,6 +21,7 @@
 
 #define SOCKET_MAX_FRAMES      16
 #define SOCKET_MAX_FRAME_BYTES ((size_t)64 << 20)
+#define SOCKET_SILENCE_MS      10000
 
 struct socket_context;
 struct socket;

@@ -71,8 +71,17 @@ static const struct option_spec specs[] = {
      .maximum = 1048576},
     {.name = "client-endpoint",
      .kind = OPTION_STRING,
-     .help = "Serve clients here too, for example tcp://127.0.0.1:7070. There is no authentication.",
+     .help = "Serve clients here too, for example tcp://127.0.0.1:7070. Without keys there is no authentication and no "
+             "encryption.",
      .metavar = "ENDPOINT"},
+    {.name = "client-secret",
+     .kind = OPTION_STRING,
+     .help = "Secret key of that endpoint ('hcattn keys' makes a pair): only clients in --client-keys may connect.",
+     .metavar = "FILE"},
+    {.name = "client-keys",
+     .kind = OPTION_STRING,
+     .help = "Public keys of clients that may connect, one a line; it may change at any time.",
+     .metavar = "FILE"},
     {.name = "max-queue",
      .kind = OPTION_U32,
      .default_text = "64",
@@ -133,9 +142,15 @@ static int serve(const struct options *options)
     uint64_t incarnation;
     if (random_incarnation(options_string(options, "incarnation"), &incarnation) != 0)
         return fail(2, "--incarnation: not a hexadecimal number above 0");
+    const char *endpoint = options_string(options, "client-endpoint");
+    const char *secret = options_string(options, "client-secret"), *keys = options_string(options, "client-keys");
+    if (!secret != !keys || (secret && (!endpoint || strncmp(endpoint, "tcp://", 6) != 0)))
+        return fail(2, "--client-secret, --client-keys and a --client-endpoint tcp://... belong together");
     struct server_options server_options = {
         .runtime_dir = runtime_dir,
-        .client_endpoint = options_string(options, "client-endpoint"),
+        .client_endpoint = endpoint,
+        .client_secret = secret,
+        .client_keys = keys,
         .policy = policy,
         .transport = (enum server_transport)options_choice(options, "transport"),
         .incarnation = incarnation,

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "common/peer.h"
 #include "common/signals.h"
+#include "coordinator/client_keys.h"
 #include "coordinator/state.h"
 
 #define TICK_US          200000u /* deadlines and health are looked at this often */
@@ -82,6 +83,27 @@ static int complain(int result, const char *what, char error[SERVER_ERROR_BYTES]
     return result;
 }
 
+/* After client.sock: keys are needed where it is bound from then on. */
+static int bind_extra(struct server *server, char error[SERVER_ERROR_BYTES])
+{
+    const struct server_options *options = &server->options;
+    if (options->client_secret) {
+        int result =
+            client_keys_new(server->context, options->client_secret, options->client_keys, error, &server->client_keys);
+        if (result != 0)
+            return result;
+        result =
+            complain(client_keys_guard(server->client_keys, server->client_socket), options->client_endpoint, error);
+        if (result != 0)
+            return result;
+    }
+    int result =
+        complain(socket_bind(server->client_socket, options->client_endpoint), options->client_endpoint, error);
+    if (result == 0)
+        (void)socket_endpoint(server->client_socket, server->extra_endpoint, sizeof(server->extra_endpoint));
+    return result;
+}
+
 static int bind_all(struct server *server, char error[SERVER_ERROR_BYTES])
 {
     /* The peer socket first: whoever has it is the coordinator of this directory. */
@@ -93,13 +115,7 @@ static int bind_all(struct server *server, char error[SERVER_ERROR_BYTES])
     if (result == 0)
         result = complain(bind_router(server, server->client_path, CLIENT_HIGH_WATER, &server->client_socket),
                           server->client_path, error);
-    if (result == 0 && server->options.client_endpoint) {
-        result = complain(socket_bind(server->client_socket, server->options.client_endpoint),
-                          server->options.client_endpoint, error);
-        if (result == 0)
-            (void)socket_endpoint(server->client_socket, server->extra_endpoint, sizeof(server->extra_endpoint));
-    }
-    return result;
+    return result == 0 && server->options.client_endpoint ? bind_extra(server, error) : result;
 }
 
 int server_new(const struct server_options *options, char error[SERVER_ERROR_BYTES], struct server **ret_server)
@@ -146,6 +162,7 @@ struct server *server_free(struct server *server)
     server->client_socket = unbind(server->client_socket, server->client_path);
     server->work_socket = unbind(server->work_socket, server->work_path);
     server->data_socket = unbind(server->data_socket, server->data_path);
+    server->client_keys = client_keys_free(server->client_keys);
     server->context = socket_context_free(server->context);
     router_free(server->router);
     requests_free(server->requests);
@@ -162,12 +179,17 @@ struct server *server_free(struct server *server)
 const char *server_describe(const struct server *server, char *text, uint32_t text_size)
 {
     const struct server_options *options = &server->options;
+    char who[64] = "";
+    if (server->client_keys)
+        snprintf(who, sizeof(who), " (CURVE; client keys: %zu)", client_keys_count(server->client_keys));
+    else if (server->extra_endpoint[0])
+        snprintf(who, sizeof(who), " (no authentication, not encrypted)");
     snprintf(
         text, text_size,
-        "sockets in %s%s%s; expects %u value-store%s and %u gpu-worker%s; at most %u sessions and %u requests, %u of "
+        "sockets in %s%s%s%s; expects %u value-store%s and %u gpu-worker%s; at most %u sessions and %u requests, %u of "
         "them waiting for room for %g s; %u tokens by default, policy %s, %u exact tokens, transport %s; fences after "
         "%g s, waits %g s for lost processes",
-        options->runtime_dir, server->extra_endpoint[0] ? " and " : "", server->extra_endpoint, options->n_stores,
+        options->runtime_dir, server->extra_endpoint[0] ? " and " : "", server->extra_endpoint, who, options->n_stores,
         options->n_stores == 1 ? "" : "s", options->n_workers, options->n_workers == 1 ? "" : "s",
         options->max_sessions, options->max_requests, options->max_queued, (double)options->queue_timeout_us / 1e6,
         options->default_max_tokens, server->policy, options->exact_tokens, server_transport_names[server->transport],
@@ -177,7 +199,7 @@ const char *server_describe(const struct server *server, char *text, uint32_t te
 
 /* ---- the loop ---- */
 
-enum { ITEM_SIGNAL, ITEM_LISTENER, ITEM_DATA, ITEM_WORK, ITEM_CLIENT, ITEM_FIRST_PEER };
+enum { ITEM_SIGNAL, ITEM_LISTENER, ITEM_DATA, ITEM_WORK, ITEM_CLIENT, ITEM_CLIENT_KEYS, ITEM_FIRST_PEER };
 #define MAX_ITEMS (ITEM_FIRST_PEER + MAX_PEERS + REGISTRY_ENTRIES)
 
 struct round {
@@ -205,6 +227,7 @@ static void collect(const struct server *server, int signal_fd, struct round *ro
     add_item(round, server->data_socket, -1, SOCKET_READABLE);
     add_item(round, server->work_socket, -1, SOCKET_READABLE);
     add_item(round, server->client_socket, -1, SOCKET_READABLE);
+    add_item(round, client_keys_socket(server->client_keys), -1, SOCKET_READABLE);
     for (uint32_t i = 0; i < server->n_peers; i++)
         add_item(round, NULL, server->peers[i]->fd, SOCKET_READABLE | (server->peers[i]->first ? SOCKET_WRITABLE : 0));
     uint32_t cursor = 0;
@@ -255,6 +278,7 @@ static void handle(struct server *server, const struct round *round)
 {
     data_receive(server); /* first: a step of every session waits for it */
     workers_receive(server);
+    client_keys_decide(server->client_keys);
     rpc_receive(server);
     read_peers(server, round);
     if (round->items[ITEM_LISTENER].ready)

@@ -20,6 +20,8 @@ extern const char *const server_transport_names[]; /* by enum, closed by NULL */
 struct server_options {
     const char *runtime_dir;
     const char *client_endpoint; /* in addition to client.sock; NULL: none */
+    const char *client_secret;   /* file of its secret key; NULL: clients there need no key */
+    const char *client_keys;     /* file of their public keys */
     const char *policy;          /* of sessions that name none; policy_parse() takes it */
     enum server_transport transport;
     uint64_t incarnation;

@@ -155,6 +155,7 @@ struct server {
     char extra_endpoint[256];
     struct socket_context *context;
     struct socket *client_socket, *work_socket, *data_socket;
+    struct client_keys *client_keys; /* NULL: no client needs a key */
     int listener;
 
     struct registry *registry;

@@ -29,12 +29,27 @@ struct command {
         .name = "runtime-dir", .kind = OPTION_STRING, .metavar = "DIR",                                                \
         .help = "directory of the service's sockets; by default $XDG_RUNTIME_DIR/hcattn or /tmp/hcattn-UID"            \
     }
-#define COMMAND_CLIENT_OPTIONS                                                                                         \
+#define COMMAND_SERVICE_OPTIONS                                                                                        \
     COMMAND_RUNTIME_DIR_OPTION,                                                                                        \
         {.name = "endpoint",                                                                                           \
          .kind = OPTION_STRING,                                                                                        \
-         .metavar = "ENDPOINT",                                                                                        \
-         .help = "instead of the runtime directory: tcp://HOST:PORT or ipc:///PATH"},                                  \
+         .metavar = "ENDPOINT,...",                                                                                    \
+         .help = "instead of the runtime directory: tcp://HOST:PORT or ipc:///PATH, or several with commas between; "  \
+                 "tcp://HOST:PORT#FILE has a server key of its own"},                                                  \
+        {.name = "server-key",                                                                                         \
+         .kind = OPTION_STRING,                                                                                        \
+         .metavar = "FILE",                                                                                            \
+         .help = "public key of the coordinator at tcp://HOST:PORT, if it takes only clients with keys"},              \
+        {.name = "key",                                                                                                \
+         .kind = OPTION_STRING,                                                                                        \
+         .metavar = "FILE",                                                                                            \
+         .help = "secret key of ours, for such coordinators"},                                                         \
+    {                                                                                                                  \
+        .name = "lost-timeout", .kind = OPTION_DURATION, .default_text = "90s", .minimum = 100, .maximum = 86400000,   \
+        .help = "without any answer for so long a coordinator that did answer is given up"                             \
+    }
+#define COMMAND_CLIENT_OPTIONS                                                                                         \
+    COMMAND_SERVICE_OPTIONS,                                                                                           \
     {                                                                                                                  \
         .name = "connect-timeout", .kind = OPTION_DURATION, .default_text = "5s", .minimum = 1, .maximum = 3600000,    \
         .help = "how long to wait for a coordinator's first answer"                                                    \
@@ -53,6 +68,12 @@ int command_call_failed(const char *name, int result, const struct hcattn_error 
 /* A client as the options of COMMAND_CLIENT_OPTIONS say, or NULL (told, *ret_status set). Ctrl-C and SIGTERM cancel its calls from
  * then on. */
 struct hcattn *command_connect(const char *name, const struct options *options, int *ret_status);
+/* The same for what concerns a host as a whole: an endpoint that names several is used wrongly. */
+struct hcattn *command_connect_one(const char *name, const struct options *options, int *ret_status);
+/* For each host of the endpoint in turn: `show` sees a client of it alone; host: its endpoint, NULL where there is but one.
+ * Returns the first exit status that is not 0. */
+typedef int command_show(struct hcattn *client, const char *host, void *context);
+int command_each_host(const char *name, const struct options *options, command_show *show, void *context);
 struct hcattn *command_disconnect(struct hcattn *client); /* accepts NULL, returns NULL */
 bool command_interrupted(void);                           /* a signal asked for the end */
 void command_clear_interrupt(void);

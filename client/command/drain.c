@@ -150,7 +150,7 @@ int drain_command(int argc, char **argv)
     if (number && store_number(number, &store) < 0)
         status = command_fail(COMMAND_USAGE, NAME, "a store's number is 0 to %u; '%s' is none", N_STORES - 1, number);
     else
-        client = command_connect(NAME, options, &status);
+        client = command_connect_one(NAME, options, &status);
     if (client)
         status = number ? drain_store(client, store, resume, timeout_ms) : drain(client, resume, timeout_ms);
     command_disconnect(client);

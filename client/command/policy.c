@@ -56,7 +56,7 @@ int policy_command(int argc, char **argv)
     else if (id && command_session_id(id, &session) < 0)
         status = command_fail(COMMAND_USAGE, NAME, "--session takes 16 hex digits, not '%s'", id);
     else
-        client = command_connect(NAME, options, &status);
+        client = id ? command_connect(NAME, options, &status) : command_connect_one(NAME, options, &status);
     if (client)
         status = set(client, session, options_positional(options, 0));
     command_disconnect(client);

@@ -9,11 +9,7 @@
 
 static const struct option_spec specs[] = {
     {.name = "json", .kind = OPTION_FLAG, .help = "one JSON object"},
-    COMMAND_RUNTIME_DIR_OPTION,
-    {.name = "endpoint",
-     .kind = OPTION_STRING,
-     .metavar = "ENDPOINT",
-     .help = "instead of the runtime directory: tcp://HOST:PORT or ipc:///PATH"},
+    COMMAND_SERVICE_OPTIONS,
     {.name = "connect-timeout",
      .kind = OPTION_DURATION,
      .default_text = "1s",

@@ -7,6 +7,7 @@
 #include "client/command/eval.h"
 #include "client/command/fork.h"
 #include "client/command/generate.h"
+#include "client/command/keys.h"
 #include "client/command/policy.h"
 #include "client/command/profile.h"
 #include "client/command/run.h"
@@ -35,6 +36,7 @@ const struct command table_commands[] = {
     {"codebook", "train what pq keys need", codebook_command},
     {"transport", "set how requests travel to the stores", transport_command},
     {"drain", "finish what runs and take nothing new", drain_command},
+    {"keys", "make keys for talking over TCP", keys_command},
     {"run", "run one process and restart it when it dies", run_command},
     {.name = NULL},
 };

@@ -42,7 +42,7 @@ int transport_command(int argc, char **argv)
     if (strcmp(transport, "ring") != 0 && strcmp(transport, "routed") != 0)
         status = command_fail(COMMAND_USAGE, NAME, "the transport is 'ring' or 'routed'");
     else
-        client = command_connect(NAME, options, &status);
+        client = command_connect_one(NAME, options, &status);
     if (client)
         status = set(client, transport);
     command_disconnect(client);

@@ -15,7 +15,7 @@ OURS = {
 
 # pattern of an outside header -> patterns of the files that may include it (tests may include anything)
 OUTSIDE = {
-    r"zmq\.h": [r"common/socket\.c"],
+    r"zmq\.h": [r"common/socket(_keys)?\.c"],
     r"hwloc.*\.h": [r"common/topology\.c"],
     r"protobuf-c/.*": [r"proto/.*"],
     r"(cuda|cublas).*\.h": [r"gpu-worker/backend/cuda/.*"],
@@ -30,7 +30,7 @@ OUTSIDE = {
 # Messages stop at the server: in these folders only files whose path matches may see protobuf or ZeroMQ: the server, and
 # its link to the coordinator. The coordinator is little else than messages; placement and descriptors are its core.
 MESSAGE_FOLDERS = ["coordinator", "value-store", "gpu-worker"]
-MESSAGE_HEADERS = [r"proto/.*\.pb-c\.h", r"common/socket\.h"]
+MESSAGE_HEADERS = [r"proto/.*\.pb-c\.h", r"common/socket(_keys)?\.h"]
 MESSAGE_FILES = [r"[^/]+/(server|main|link)[^/]*\.[ch]", r"coordinator/(?!placement|descriptors)[^/]*\.[ch]"]
 
 # Calls that belong to one file.

@@ -13,11 +13,11 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const programs[] = {"hcattn up",       "hcattn down",    "hcattn status",     "hcattn sessions",
-                                       "hcattn generate", "hcattn chat",    "hcattn tokenize",   "hcattn score",
-                                       "hcattn fork",     "hcattn policy",  "hcattn transport",  "hcattn drain",
-                                       "hcattn eval",     "hcattn profile", "hcattn statistics", "hcattn codebook",
-                                       "hcattn run",      "hc-coordinator", "hc-value-store",    "hc-gpu-worker"};
+static const char *const programs[] = {
+    "hcattn up",       "hcattn down",    "hcattn status",     "hcattn sessions", "hcattn generate",  "hcattn chat",
+    "hcattn tokenize", "hcattn score",   "hcattn fork",       "hcattn policy",   "hcattn transport", "hcattn drain",
+    "hcattn eval",     "hcattn profile", "hcattn statistics", "hcattn codebook", "hcattn keys",      "hcattn run",
+    "hc-coordinator",  "hc-value-store", "hc-gpu-worker"};
 
 /* Calls visit() for every option named in the lines of a --help: "  -m, --model FILE", "      --[no-]json". */
 static unsigned for_each_name(const char *program, void (*visit)(const char *name, void *context), void *context)
