@@ -76,8 +76,8 @@ static void on_signal(int number)
         hcattn_cancel(client);
 }
 
-/* endpoint: NULL: of the runtime directory. */
-static struct hcattn *connect_to(const char *name, const struct options *options, const char *endpoint, int *ret_status)
+struct hcattn *command_connect_to(const char *name, const struct options *options, const char *endpoint,
+                                  int *ret_status)
 {
     char directory[OPTIONS_PATH_SIZE], reason[OPTIONS_ERROR_SIZE];
     struct hcattn_config config = {.endpoint = endpoint,
@@ -109,48 +109,26 @@ static struct hcattn *connect_to(const char *name, const struct options *options
 
 struct hcattn *command_connect(const char *name, const struct options *options, int *ret_status)
 {
-    return connect_to(name, options, options_string(options, "endpoint"), ret_status);
+    return command_connect_to(name, options, options_string(options, "endpoint"), ret_status);
+}
+
+size_t command_n_hosts(const struct options *options)
+{
+    const char *endpoint = options_string(options, "endpoint");
+    size_t n = 1;
+    for (; endpoint && (endpoint = strchr(endpoint, ',')); endpoint++)
+        n++;
+    return n;
 }
 
 struct hcattn *command_connect_one(const char *name, const struct options *options, int *ret_status)
 {
-    const char *endpoint = options_string(options, "endpoint");
-    if (endpoint && strchr(endpoint, ',')) {
+    if (command_n_hosts(options) > 1) {
         *ret_status =
             command_fail(COMMAND_USAGE, name, "this is about one host, and --endpoint names several: name one of them");
         return NULL;
     }
     return command_connect(name, options, ret_status);
-}
-
-int command_each_host(const char *name, const struct options *options, command_show *show, void *context)
-{
-    const char *endpoints = options_string(options, "endpoint");
-    int status = 0;
-    if (!endpoints || !strchr(endpoints, ',')) {
-        struct hcattn *client = connect_to(name, options, endpoints, &status);
-        if (client)
-            status = show(client, NULL, context);
-        command_disconnect(client);
-        return status;
-    }
-    /* A list with a mistake is refused as a whole, before anything is shown. */
-    struct hcattn *all = connect_to(name, options, endpoints, &status);
-    bool right = all != NULL;
-    command_disconnect(all);
-    char *list = right ? strdup(endpoints) : NULL;
-    if (right && !list)
-        return command_fail(COMMAND_ERROR, name, "no memory");
-    for (char *rest = list, *endpoint; !interrupted && (endpoint = strsep(&rest, ","));) {
-        int one = 0;
-        struct hcattn *client = connect_to(name, options, endpoint + strspn(endpoint, " \t"), &one);
-        if (client)
-            one = show(client, hcattn_host(client, 0), context);
-        command_disconnect(client);
-        status = status ? status : one;
-    }
-    free(list);
-    return status;
 }
 
 struct hcattn *command_disconnect(struct hcattn *client)

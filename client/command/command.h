@@ -70,10 +70,10 @@ int command_call_failed(const char *name, int result, const struct hcattn_error 
 struct hcattn *command_connect(const char *name, const struct options *options, int *ret_status);
 /* The same for what concerns a host as a whole: an endpoint that names several is used wrongly. */
 struct hcattn *command_connect_one(const char *name, const struct options *options, int *ret_status);
-/* For each host of the endpoint in turn: `show` sees a client of it alone; host: its endpoint, NULL where there is but one.
- * Returns the first exit status that is not 0. */
-typedef int command_show(struct hcattn *client, const char *host, void *context);
-int command_each_host(const char *name, const struct options *options, command_show *show, void *context);
+size_t command_n_hosts(const struct options *options); /* that the endpoint names */
+/* The same with an endpoint of its own; NULL: of the runtime directory. */
+struct hcattn *command_connect_to(const char *name, const struct options *options, const char *endpoint,
+                                  int *ret_status);
 struct hcattn *command_disconnect(struct hcattn *client); /* accepts NULL, returns NULL */
 bool command_interrupted(void);                           /* a signal asked for the end */
 void command_clear_interrupt(void);

@@ -1,6 +1,7 @@
 /* sessions.c - see sessions.h. */
 #include "client/command/sessions.h"
 #include "client/command/command.h"
+#include "client/command/each_host.h"
 #include "client/command/output.h"
 #include "client/command/report.h"
 
@@ -23,21 +24,20 @@ static const struct options_table table = {
     .max_positional = 1,
 };
 
-static int list(struct hcattn *client, bool json)
+static int list(struct hcattn *client, json_t **ret_json, struct hcattn_error *error)
 {
     struct hcattn_sessions sessions;
-    struct hcattn_error error;
-    int result = hcattn_list_sessions(client, TIMEOUT_MS, &sessions, &error);
+    int result = hcattn_list_sessions(client, TIMEOUT_MS, &sessions, error);
     if (result < 0)
-        return command_call_failed(NAME, result, &error);
-    if (json)
-        output_json(json_pack("{s:o}", "sessions", report_session_list(sessions.sessions, sessions.n_sessions)));
+        return result;
+    if (ret_json)
+        *ret_json = json_pack("{s:o}", "sessions", report_session_list(sessions.sessions, sessions.n_sessions));
     else if (sessions.n_sessions)
         report_session_table(sessions.sessions, sessions.n_sessions);
     else
         output_text("no session is open\n");
     hcattn_sessions_free(&sessions);
-    return output_status();
+    return 0;
 }
 
 static int describe(struct hcattn *client, uint64_t session, bool json)
@@ -67,10 +67,12 @@ int sessions_command(int argc, char **argv)
     struct hcattn *client = NULL;
     if (id && command_session_id(id, &session) < 0)
         status = command_fail(COMMAND_USAGE, NAME, "a session's id has 16 hex digits; '%s' is none", id);
+    else if (!id)
+        status = each_host_run(NAME, options, json, list);
     else
         client = command_connect(NAME, options, &status);
     if (client)
-        status = id ? describe(client, session, json) : list(client, json);
+        status = describe(client, session, json);
     command_disconnect(client);
     options_free(options);
     return status;
