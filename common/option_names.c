@@ -9,7 +9,7 @@ const char *const option_names_all[] = {
     "hang-timeout", "huge-pages", "incarnation", "index", "isa", "learnt-dir", "log-level", "max-batch", "max-queue",
     "max-requests", "max-sessions", "max-step-ms", "memory", "micro-batches", "model", "n-ctx", "node", "nodes",
     "policy", "prefill-chunk", "queue-timeout", "reconnect-timeout", "recovery-timeout", "request-timeout", "rows",
-    "runtime-dir", "spin-us", "stores", "strict-numa", "threads", "transport", "workers",
+    "runtime-dir", "spin-us", "stores", "strict-numa", "threads", "transport", "weights-by-node", "workers",
     /* hcattn */
     "again", "attention", "bin-dir", "bos", "centroids", "chat", "connect-timeout", "context", "decode", "detach",
     "divergence", "endpoint", "fastgen-recovery", "frequency-penalty", "from", "ids", "ignore-end", "json", "key",

@@ -2,10 +2,12 @@
  * pool.c - a pool of threads without locks on the way of an item.
  *
  * One 64-bit ticket holds (round, items left to take). Taking an item is a compare-and-swap of the whole ticket, so it can
- * only succeed while the round it was read in still has items: the fields of the round (run, context, n_items) that were
+ * only succeed while the round it was read in still has items: the fields of the round (run, context, end) that were
  * read after the ticket are then the right ones, and a thread that wakes late cannot take an item of a round it has not
- * seen. Threads sleep on `round`, the caller on `unfinished`; both may look for a moment first (pool_set_spin()), since a
- * thread that sleeps takes longer to come back than a small product takes.
+ * seen. There is a ticket for items that every thread may take and, with groups, one for each group: a round fills either
+ * the first or the others, and all are empty when it ends. Threads sleep on `round`, the caller on `unfinished`; both may
+ * look for a moment first (pool_set_spin()), since a thread that sleeps takes longer to come back than a small product
+ * takes.
  */
 #include "common/pool.h"
 
@@ -19,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,14 +33,22 @@ struct pool_thread {
     uint32_t index;
 };
 
+/* Items that some threads may take; a cache line each. */
+struct pool_queue {
+    _Alignas(64) _Atomic uint64_t ticket; /* round << 32 | items left to take */
+    _Atomic uint32_t end;                 /* number after the last item */
+};
+
 struct pool {
     uint32_t n_threads; /* the caller included */
+    uint32_t n_groups;
+    uint32_t *groups;          /* [n_threads] */
+    struct pool_queue *queues; /* for all threads; then, with several groups, one for each */
     uint32_t n_started;
     void (*setup)(void *context, uint32_t thread);
     void *setup_context;
     _Atomic uint32_t n_to_set_up; /* futex */
 
-    _Atomic uint64_t ticket;     /* round << 32 | items left to take */
     _Atomic uint32_t round;      /* futex; also bumped to stop */
     _Atomic uint32_t unfinished; /* futex: items of this round not done yet */
     _Atomic uint32_t n_sleeping; /* threads on `round`: without any a new round needs no system call */
@@ -45,7 +56,6 @@ struct pool {
     _Atomic uint32_t spin_us;
     _Atomic(pool_function *) run;
     _Atomic(void *) context;
-    _Atomic uint32_t n_items;
     atomic_bool stop;
 
     struct pool_thread threads[];
@@ -114,24 +124,31 @@ static void wait_until_finished(struct pool *pool)
             sleep_on(&pool->unfinished, value, &pool->n_waiting);
 }
 
-/* Takes and runs items until the round has none left. */
-static void run_items(struct pool *pool, uint32_t thread)
+/* Takes and runs items until the queue has none left. */
+static void run_queue(struct pool *pool, struct pool_queue *queue, uint32_t thread)
 {
-    uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
-    inside = pool;
+    uint64_t ticket = atomic_load_explicit(&queue->ticket, memory_order_acquire);
     while ((uint32_t)ticket != 0) {
         pool_function *run = atomic_load_explicit(&pool->run, memory_order_relaxed);
         void *context = atomic_load_explicit(&pool->context, memory_order_relaxed);
-        uint32_t n_items = atomic_load_explicit(&pool->n_items, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1, memory_order_acq_rel,
+        uint32_t end = atomic_load_explicit(&queue->end, memory_order_relaxed);
+        if (!atomic_compare_exchange_weak_explicit(&queue->ticket, &ticket, ticket - 1, memory_order_acq_rel,
                                                    memory_order_acquire))
             continue;
-        run(context, n_items - (uint32_t)ticket, thread);
+        run(context, end - (uint32_t)ticket, thread);
         if (atomic_fetch_sub_explicit(&pool->unfinished, 1, memory_order_seq_cst) == 1 &&
             atomic_load_explicit(&pool->n_waiting, memory_order_seq_cst) != 0)
             futex_wake(&pool->unfinished, 1);
-        ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+        ticket = atomic_load_explicit(&queue->ticket, memory_order_acquire);
     }
+}
+
+static void run_items(struct pool *pool, uint32_t thread)
+{
+    inside = pool;
+    run_queue(pool, &pool->queues[0], thread);
+    if (pool->n_groups > 1)
+        run_queue(pool, &pool->queues[1 + pool->groups[thread]], thread);
     inside = NULL;
 }
 
@@ -154,9 +171,35 @@ static void *thread_main(void *argument)
     }
 }
 
-int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool)
+/* Groups and queues; a group nobody is in would wait for ever. */
+static int divide(struct pool *pool, const uint32_t *group_of_thread, uint32_t n_groups)
 {
-    if (n_threads == 0)
+    const uint32_t n_queues = n_groups > 1 ? n_groups + 1 : 1;
+    pool->n_groups = n_groups;
+    pool->groups = calloc(pool->n_threads, sizeof(*pool->groups));
+    pool->queues = aligned_alloc(_Alignof(struct pool_queue), n_queues * sizeof(*pool->queues));
+    if (!pool->groups || !pool->queues)
+        return -ENOMEM;
+    memset(pool->queues, 0, n_queues * sizeof(*pool->queues));
+    for (uint32_t group = 0; group < n_groups; group++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < pool->n_threads; i++)
+            n += !group_of_thread || group_of_thread[i] == group;
+        if (n == 0)
+            return -EINVAL;
+    }
+    for (uint32_t i = 0; group_of_thread && i < pool->n_threads; i++) {
+        if (group_of_thread[i] >= n_groups)
+            return -EINVAL;
+        pool->groups[i] = group_of_thread[i];
+    }
+    return 0;
+}
+
+int pool_new_grouped(uint32_t n_threads, const uint32_t *group_of_thread, uint32_t n_groups,
+                     void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool)
+{
+    if (n_threads == 0 || n_groups == 0 || n_groups > n_threads)
         return -EINVAL;
     struct pool *pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
     if (!pool)
@@ -165,20 +208,27 @@ int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), 
     pool->setup = setup;
     pool->setup_context = context;
     atomic_store(&pool->n_to_set_up, n_threads - 1);
-    for (uint32_t i = 1; i < n_threads; i++) {
+    int error = divide(pool, group_of_thread, n_groups);
+    for (uint32_t i = 1; i < n_threads && !error; i++) {
         struct pool_thread *thread = &pool->threads[i];
         thread->pool = pool;
         thread->index = i;
-        int error = signals_start_thread(&thread->handle, thread_main, thread);
-        if (error) {
-            pool_free(pool);
-            return error;
-        }
-        pool->n_started = i;
+        error = signals_start_thread(&thread->handle, thread_main, thread);
+        if (!error)
+            pool->n_started = i;
+    }
+    if (error) {
+        pool_free(pool);
+        return error;
     }
     wait_until_set_up(pool);
     *ret_pool = pool;
     return 0;
+}
+
+int pool_new(uint32_t n_threads, void (*setup)(void *context, uint32_t thread), void *context, struct pool **ret_pool)
+{
+    return pool_new_grouped(n_threads, NULL, 1, setup, context, ret_pool);
 }
 
 struct pool *pool_free(struct pool *pool)
@@ -191,6 +241,8 @@ struct pool *pool_free(struct pool *pool)
     futex_wake(&pool->round, INT32_MAX);
     for (uint32_t i = 1; i <= pool->n_started; i++)
         pthread_join(pool->threads[i].handle, NULL);
+    free(pool->queues);
+    free(pool->groups);
     free(pool);
     return NULL;
 }
@@ -206,33 +258,78 @@ uint32_t pool_n_threads(const struct pool *pool)
     return pool ? pool->n_threads : 1;
 }
 
-void pool_run(struct pool *pool, uint32_t n_items, void (*run)(void *context, uint32_t item, uint32_t thread),
-              void *context)
+uint32_t pool_n_groups(const struct pool *pool)
 {
-    if (!pool || pool->n_threads == 1 || n_items <= 1) {
-        assert(!pool || inside != pool);
-        const struct pool *outer = inside;
-        if (pool)
-            inside = pool;
-        for (uint32_t item = 0; item < n_items; item++)
-            run(context, item, 0);
-        inside = outer;
-        return;
-    }
+    return pool ? pool->n_groups : 1;
+}
+
+static void run_here(struct pool *pool, uint32_t n_items, pool_function *run, void *context)
+{
+    assert(!pool || inside != pool);
+    const struct pool *outer = inside;
+    if (pool)
+        inside = pool;
+    for (uint32_t item = 0; item < n_items; item++)
+        run(context, item, 0);
+    inside = outer;
+}
+
+static void begin(struct pool *pool, uint32_t n_items, pool_function *run, void *context)
+{
     assert(!inside); /* from an item of any pool: threads of two pools would fight for the same cpus */
     assert(atomic_load_explicit(&pool->unfinished, memory_order_relaxed) == 0); /* two callers at a time */
-
     atomic_store_explicit(&pool->run, run, memory_order_relaxed);
     atomic_store_explicit(&pool->context, context, memory_order_relaxed);
-    atomic_store_explicit(&pool->n_items, n_items, memory_order_relaxed);
     atomic_store_explicit(&pool->unfinished, n_items, memory_order_relaxed);
-    uint32_t round = atomic_load_explicit(&pool->round, memory_order_relaxed) + 1;
-    atomic_store_explicit(&pool->ticket, (uint64_t)round << 32 | n_items, memory_order_release);
-    atomic_store_explicit(&pool->round, round, memory_order_seq_cst);
+}
 
-    uint32_t n_helpers = n_items < pool->n_threads ? n_items - 1 : pool->n_threads - 1;
+static void fill(struct pool_queue *queue, uint32_t round, uint32_t end, uint32_t n_items)
+{
+    atomic_store_explicit(&queue->end, end, memory_order_relaxed);
+    atomic_store_explicit(&queue->ticket, (uint64_t)round << 32 | n_items, memory_order_release);
+}
+
+/* Tells the threads of the round whose queues are filled, works, and waits for its end. */
+static void work(struct pool *pool, uint32_t round, uint32_t n_helpers)
+{
+    atomic_store_explicit(&pool->round, round, memory_order_seq_cst);
     if (atomic_load_explicit(&pool->n_sleeping, memory_order_seq_cst) != 0)
         futex_wake(&pool->round, n_helpers);
     run_items(pool, 0);
     wait_until_finished(pool);
+}
+
+void pool_run(struct pool *pool, uint32_t n_items, void (*run)(void *context, uint32_t item, uint32_t thread),
+              void *context)
+{
+    if (!pool || pool->n_threads == 1 || n_items <= 1) {
+        run_here(pool, n_items, run, context);
+        return;
+    }
+    begin(pool, n_items, run, context);
+    uint32_t round = atomic_load_explicit(&pool->round, memory_order_relaxed) + 1;
+    fill(&pool->queues[0], round, n_items, n_items);
+    work(pool, round, n_items < pool->n_threads ? n_items - 1 : pool->n_threads - 1);
+}
+
+void pool_run_grouped(struct pool *pool, const uint32_t *n_items,
+                      void (*run)(void *context, uint32_t item, uint32_t thread), void *context)
+{
+    if (pool_n_groups(pool) == 1) {
+        pool_run(pool, n_items[0], run, context);
+        return;
+    }
+    uint32_t n_all = 0;
+    for (uint32_t group = 0; group < pool->n_groups; group++)
+        n_all += n_items[group];
+    if (n_all == 0)
+        return;
+    begin(pool, n_all, run, context);
+    uint32_t round = atomic_load_explicit(&pool->round, memory_order_relaxed) + 1, end = 0;
+    for (uint32_t group = 0; group < pool->n_groups; group++) {
+        end += n_items[group];
+        if (n_items[group] > 0)
+            fill(&pool->queues[1 + group], round, end, n_items[group]);
+    }
+    work(pool, round, INT32_MAX); /* which of the sleeping ones have items, the futex does not know */
 }

@@ -281,6 +281,16 @@ int topology_bind_thread(const struct topology *topology, uint32_t index)
     return 0;
 }
 
+int topology_release_thread(const struct topology *topology)
+{
+    if (!topology->is_this_system)
+        return -ENOSYS;
+    errno = 0;
+    if (hwloc_set_cpubind(topology->hwloc, topology->allowed_cpus, HWLOC_CPUBIND_THREAD) < 0)
+        return last_error();
+    return 0;
+}
+
 int topology_bind_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes)
 {
     const struct place *place = place_at(topology, index);
@@ -302,6 +312,62 @@ int topology_bind_memory(const struct topology *topology, uint32_t index, void *
                                HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_STRICT) == 0)
         return 0;
     return last_error();
+}
+
+int topology_prefer_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes)
+{
+    const struct place *place = place_at(topology, index);
+    if (!place)
+        return -ENOENT;
+    assert((uintptr_t)address % PAGE_BYTES == 0);
+    if (!topology->is_this_system)
+        return -ENOSYS;
+    errno = 0;
+    if (hwloc_set_area_membind(topology->hwloc, address, n_bytes, place->object->nodeset, HWLOC_MEMBIND_BIND,
+                               HWLOC_MEMBIND_BYNODESET) < 0)
+        return last_error();
+    return 0;
+}
+
+/* Distance between two nodes as the machine tells it; 0: it does not. */
+static uint64_t distance_of(const struct topology *topology, const struct place *from, const struct place *to)
+{
+    struct hwloc_distances_s *matrix;
+    unsigned n = 1;
+    hwloc_uint64_t forward = 0, backward = 0;
+    if (hwloc_distances_get_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE, &n, &matrix,
+                                    HWLOC_DISTANCES_KIND_MEANS_LATENCY, 0) < 0 ||
+        n == 0)
+        return 0;
+    int error = hwloc_distances_obj_pair_values(matrix, from->object, to->object, &forward, &backward);
+    hwloc_distances_release(topology->hwloc, matrix);
+    return error < 0 ? 0 : forward;
+}
+
+int topology_near_memory(const struct topology *topology, uint32_t index, uint32_t *ret_index)
+{
+    const struct place *from = place_at(topology, index), *best = NULL;
+    uint64_t least = 0;
+    if (!from)
+        return -ENOENT;
+    if (memory_of(topology, from) > 0) {
+        *ret_index = index;
+        return 0;
+    }
+    for (uint32_t i = 0; i < topology->n_nodes; i++) {
+        const struct place *place = &topology->places[i];
+        if (memory_of(topology, place) == 0 || hwloc_bitmap_iszero(place->cpus))
+            continue;
+        uint64_t distance = distance_of(topology, from, place);
+        if (!best || distance < least) {
+            best = place;
+            least = distance;
+        }
+    }
+    if (!best)
+        return -ENOENT;
+    *ret_index = (uint32_t)(best - topology->places);
+    return 0;
 }
 
 int topology_try_memory(const struct topology *topology, uint32_t index)

@@ -56,9 +56,19 @@ const char *topology_list(const struct topology *topology, char *text, size_t te
  * -ENODATA the node has no allowed cpu; -EPERM, -ENOSYS, -EXDEV as the kernel says. */
 int topology_bind_thread(const struct topology *topology, uint32_t index);
 
+/* Lets the calling thread run on every cpu that this process may use, as before it was bound. -ENOSYS, -EPERM. */
+int topology_release_thread(const struct topology *topology);
+
 /* Binds pages of a mapping to the node (strict: an allocation there fails rather than lands elsewhere). Call it before
  * first touch; pages that are there already are moved where possible. Address: page aligned. Errors as above. */
 int topology_bind_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes);
+
+/* The same, but an allocation for which the node has no room lands elsewhere: for memory that nobody promised. */
+int topology_prefer_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes);
+
+/* The node that threads of this one should have their memory on: itself if it has memory, else the nearest with memory and
+ * allowed cpus, of several the first. -ENOENT: no such node, or none has both. */
+int topology_near_memory(const struct topology *topology, uint32_t index, uint32_t *ret_index);
 
 /* Whether memory can be bound there at all, tried with a page. Errors as above. */
 int topology_try_memory(const struct topology *topology, uint32_t index);
@@ -70,8 +80,15 @@ int topology_try_memory(const struct topology *topology, uint32_t index);
 int topology_resident_bytes(const struct topology *topology, uint32_t index, const void *address, uint64_t n_bytes,
                             uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident);
 
-/* The same from a text of that format, for the node of the kernel's number. */
-int topology_resident_read(FILE *numa_maps, uint32_t os_index, uintptr_t first, uintptr_t end,
+/* The same for many mappings at once, each of whole pages; sorts them. One look at the file. */
+struct topology_range {
+    uintptr_t first, end;
+};
+int topology_resident_ranges(const struct topology *topology, uint32_t index, struct topology_range *ranges, size_t n,
+                             uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident);
+
+/* The same from a text of that format, for the node of the kernel's number; ranges are sorted. */
+int topology_resident_read(FILE *numa_maps, uint32_t os_index, const struct topology_range *ranges, size_t n,
                            uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident);
 
 /* Writes "node 0, 2 cpus, threads bound, memory bound" or "..., memory not bound (Operation not permitted)"; arguments

@@ -33,21 +33,22 @@ static bool read_line(char *line, uint32_t os_index, uint64_t *on_node, uint64_t
     return true;
 }
 
-int topology_resident_read(FILE *numa_maps, uint32_t os_index, uintptr_t first, uintptr_t end,
+int topology_resident_read(FILE *numa_maps, uint32_t os_index, const struct topology_range *ranges, size_t n,
                            uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident)
 {
     char *line = NULL;
-    size_t size = 0;
+    size_t size = 0, at = 0;
     uint64_t on_node = 0, resident = 0;
     int error = 0;
-    while (!error && getline(&line, &size, numa_maps) > 0) {
+    while (!error && at < n && getline(&line, &size, numa_maps) > 0) {
         char *after;
         unsigned long long start = strtoull(line, &after, 16);
+        while (at < n &&
+               start >= ranges[at].end) /* lines are sorted, too; the kernel walks what is not read for nothing */
+            at++;
         if (after == line || *after != ' ')
             error = -EIO;
-        else if (start >= end)
-            break; /* sorted; the kernel walks the rest for nothing */
-        else if (start >= first && !read_line(after, os_index, &on_node, &resident))
+        else if (at < n && start >= ranges[at].first && !read_line(after, os_index, &on_node, &resident))
             error = -EIO;
     }
     free(line);
@@ -58,8 +59,14 @@ int topology_resident_read(FILE *numa_maps, uint32_t os_index, uintptr_t first, 
     return 0;
 }
 
-int topology_resident_bytes(const struct topology *topology, uint32_t index, const void *address, uint64_t n_bytes,
-                            uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident)
+static int by_address(const void *a, const void *b)
+{
+    const struct topology_range *first = a, *second = b;
+    return (first->first > second->first) - (first->first < second->first);
+}
+
+int topology_resident_ranges(const struct topology *topology, uint32_t index, struct topology_range *ranges, size_t n,
+                             uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident)
 {
     struct topology_node node;
     int error = topology_node(topology, index, &node);
@@ -68,8 +75,16 @@ int topology_resident_bytes(const struct topology *topology, uint32_t index, con
     FILE *file = fopen("/proc/self/numa_maps", "re");
     if (!file)
         return -errno;
-    uintptr_t first = (uintptr_t)address;
-    error = topology_resident_read(file, node.os_index, first, first + n_bytes, ret_bytes_on_node, ret_bytes_resident);
+    if (n > 0)
+        qsort(ranges, n, sizeof(*ranges), by_address);
+    error = topology_resident_read(file, node.os_index, ranges, n, ret_bytes_on_node, ret_bytes_resident);
     fclose(file);
     return error;
+}
+
+int topology_resident_bytes(const struct topology *topology, uint32_t index, const void *address, uint64_t n_bytes,
+                            uint64_t *ret_bytes_on_node, uint64_t *ret_bytes_resident)
+{
+    struct topology_range range = {(uintptr_t)address, (uintptr_t)address + n_bytes};
+    return topology_resident_ranges(topology, index, &range, 1, ret_bytes_on_node, ret_bytes_resident);
 }

@@ -13,6 +13,7 @@
 #include "common/random.h"
 #include "common/signals.h"
 #include "common/topology.h"
+#include "gpu-worker/backend/nodes.h"
 #include "gpu-worker/server.h"
 #include "gpu-worker/train/train.h"
 
@@ -21,6 +22,7 @@ enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 static const char *const isa_names[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const transport_names[] = {"ring", "routed", "direct", NULL};
 static const char *const row_names[] = {"f16", "q8_0", NULL};
+static const char *const split_names[] = {"auto", "off", NULL};
 static const char *const half_names[] = {"auto", "1", "2", NULL};
 enum {
     SPIN_US = 20,
@@ -57,6 +59,13 @@ static const struct option_spec specs[] = {
      .default_text = "0",
      .help = "threads of the back end; 0: one per allowed cpu",
      .maximum = 1024},
+    {.name = "weights-by-node",
+     .kind = OPTION_CHOICE,
+     .default_text = "auto",
+     .help =
+         "auto: where threads run on several NUMA nodes, rows of weights are split over them and each node's threads "
+         "read their own",
+     .choices = split_names},
     {.name = "n-ctx",
      .kind = OPTION_U32,
      .default_text = "0",
@@ -137,6 +146,9 @@ struct app {
     struct model *model;
     struct tokenizer *tokenizer;
     struct chat *chat;
+    struct topology *topology; /* NULL: could not be read */
+    struct nodes *nodes;       /* NULL: weights are not split */
+    int percent_local;         /* of split weights; -1: not known */
     struct pool *pool;
     struct quantizers *quantizers;
     struct backend *backend;
@@ -150,9 +162,16 @@ struct app {
 
 static void setup_thread(void *context, uint32_t thread)
 {
-    (void)context;
-    (void)thread;
+    struct app *app = context;
     kernels_thread_setup();
+    if (app->nodes != NULL)
+        nodes_bind_thread(app->nodes, thread);
+}
+
+/* The engine's thread is thread 0 of the pool. */
+static void setup_engine_thread(void *context)
+{
+    setup_thread(context, 0);
 }
 
 static void show_progress(void *context, uint32_t n_done, uint32_t n_total)
@@ -187,33 +206,70 @@ static int open_model(struct app *app, const char *path, char *chat_error, size_
     return 0;
 }
 
-static int load(struct app *app, const struct options *options, const struct kernels *kernels)
+/* Threads by node and a pool of them; this thread is its first until the engine has one. */
+static int start_threads(struct app *app, const struct options *options)
 {
-    char error[512] = "";
-    struct topology *topology;
     uint32_t n_threads = options_u32(options, "threads");
-    int r = topology_load(&topology);
-    app->n_cpus = r == 0 ? topology_n_allowed_cpus(topology) : 1;
-    if (r == 0)
-        topology_free(topology);
+    int r = topology_load(&app->topology);
+    if (r < 0)
+        LOG_WARNING("the machine's nodes could not be read: %s", strerror(-r));
+    app->n_cpus = r == 0 ? topology_n_allowed_cpus(app->topology) : 1;
     if (n_threads == 0)
         n_threads = app->n_cpus;
-    r = pool_new(n_threads, setup_thread, NULL, &app->pool);
+    if (r == 0 && options_choice(options, "weights-by-node") == 0 && app->ops == &backend_cpu) {
+        r = nodes_new(app->topology, n_threads, &app->nodes);
+        if (r == -ERANGE)
+            LOG_WARNING("weights are not split over the NUMA nodes: --threads %u are fewer than nodes", n_threads);
+        if (r == -ENOMEM)
+            return fail("threads", strerror(-r));
+    }
+    if (app->nodes != NULL) {
+        nodes_bind_thread(app->nodes, 0);
+        r = pool_new_grouped(n_threads, app->nodes->node_of_thread, app->nodes->n_nodes, setup_thread, app, &app->pool);
+    } else
+        r = pool_new(n_threads, setup_thread, app, &app->pool);
     if (r < 0)
         return fail("threads", strerror(-r));
     pool_set_spin(app->pool, n_threads <= app->n_cpus ? POOL_SPIN_US : 0);
+    return 0;
+}
+
+/* What became of the split: asked of the system when all weights are there. */
+static void tell_split(struct app *app)
+{
+    struct nodes_pages pages[TOPOLOGY_MAX_NODES] = {0};
+    char text[LOG_LINE_BYTES];
+    for (uint32_t i = 0; i < app->nodes->n_nodes; i++)
+        pages[i].error = app->ops->node_bytes(app->backend, i, &pages[i].bytes_on_node, &pages[i].bytes);
+    app->percent_local = nodes_percent_local(app->nodes, pages);
+    LOG_INFO("%s", nodes_describe(app->nodes, pages, text, sizeof(text)));
+    if (nodes_memory_refused(app->nodes) == -EPERM)
+        LOG_WARNING("memory of weights is not bound to nodes: its pages come from where the threads "
+                    "run; " TOPOLOGY_BINDING_HELP);
+}
+
+static int load(struct app *app, const struct options *options, const struct kernels *kernels)
+{
+    char error[512] = "";
     app->ops = backend_find(options_string(options, "backend"));
     if (app->ops == NULL) {
         snprintf(error, sizeof(error), "'%.100s' is not one; this build has 'cpu' and 'reference'",
                  options_string(options, "backend"));
         return fail("--backend", error);
     }
-    struct backend_options backend_options = {.isa = kernels->isa, .pool = app->pool};
+    int r = start_threads(app, options);
+    if (r < 0)
+        return r;
+    struct backend_options backend_options = {.isa = kernels->isa, .pool = app->pool, .nodes = app->nodes};
     r = app->ops->open(&backend_options, &app->backend, error, sizeof(error));
     if (r < 0)
         return fail("back end", error);
     r = network_load(app->ops, app->backend, app->model, show_progress, NULL, &app->network, error, sizeof(error));
-    return r < 0 ? fail("weights", error[0] != '\0' ? error : strerror(-r)) : 0;
+    if (r < 0)
+        return fail("weights", error[0] != '\0' ? error : strerror(-r));
+    if (app->nodes != NULL)
+        tell_split(app);
+    return 0;
 }
 
 /* What the pair codecs need to know of the model: once for each model, before anybody waits for an answer. */
@@ -284,12 +340,16 @@ static int start(struct app *app, const struct options *options, struct server_o
         .device_memory = options_bytes(options, "device-memory"),
         .request_timeout_us = options_duration_ms(options, "request-timeout") * 1000,
         .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000,
+        .thread_setup = setup_engine_thread,
+        .thread_context = app,
     };
     char sentence[256] = "";
     struct policy policy;
     struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, engine.row_codec};
     if (learn(app, options, kernels, &rows) < 0)
         return -EINVAL;
+    if (app->nodes != NULL) /* threads that are started from now on are no threads of the pool */
+        (void)topology_release_thread(app->topology);
     if (policy_find(app->quantizers, options_string(options, "policy"), &policy, sentence, sizeof(sentence)) < 0)
         return fail("--policy", sentence);
     engine.quantizers = app->quantizers;
@@ -304,17 +364,21 @@ static int start(struct app *app, const struct options *options, struct server_o
         r = engine_new(&engine, app->network, kernels, app->pool, app->tokenizer, app->sockets, &app->engine);
     if (r < 0)
         return fail("engine", strerror(-r));
-    char budget[48] = "no limit";
+    char budget[48] = "no limit", split[64] = "";
+    if (app->nodes != NULL && app->percent_local >= 0)
+        snprintf(split, sizeof(split), " split over %u nodes (%d %% local)", app->nodes->n_nodes, app->percent_local);
+    else if (app->nodes != NULL)
+        snprintf(split, sizeof(split), " split over %u nodes", app->nodes->n_nodes);
     if (engine.device_memory != 0)
         snprintf(budget, sizeof(budget), "limit %.1f MiB", (double)engine.device_memory / 1048576);
     snprintf(server->achieved, sizeof(server->achieved),
-             "%s, %s, weights %.1f MiB, device memory %.1f MiB in use, %s, old token %" PRIu64
-             " B on the device, %" PRIu64 " B in stores (%s), spin %u us, %u micro-batch%s, not bound",
+             "%s, %s, weights %.1f MiB%s, device memory %.1f MiB in use, %s, old token %" PRIu64
+             " B on the device, %" PRIu64 " B in stores (%s), spin %u us, %u micro-batch%s, %s",
              app->ops->describe(app->backend), is_direct ? "transport direct" : "transport as the coordinator says",
-             (double)app->network->weight_bytes / 1048576, (double)engine_device_bytes(app->engine) / 1048576, budget,
-             server->device_bytes_per_token, rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows),
+             (double)app->network->weight_bytes / 1048576, split, (double)engine_device_bytes(app->engine) / 1048576,
+             budget, server->device_bytes_per_token, rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows),
              row_names[options_choice(options, "rows")], engine.spin_us, engine.max_halves,
-             engine.max_halves == 1 ? "" : "es");
+             engine.max_halves == 1 ? "" : "es", app->nodes == NULL ? "not bound" : "threads by node");
     LOG_INFO("%s: %u layers, %u query heads, %u KV heads, head_dim %u, context %u; %s", app->model->name,
              shape->n_layers, shape->n_heads, shape->n_kv_heads, shape->head_dim, engine.n_ctx, server->achieved);
     return 0;
@@ -329,6 +393,8 @@ static void stop(struct app *app)
     if (app->backend != NULL)
         app->ops->close(app->backend);
     pool_free(app->pool);
+    nodes_free(app->nodes);
+    topology_free(app->topology);
     chat_free(app->chat);
     tokenizer_free(app->tokenizer);
     model_close(app->model);

@@ -32,6 +32,7 @@
 static const char *const transports[] = {"ring", "routed", "direct", NULL};
 static const char *const row_codecs[] = {"f16", "q8_0", NULL};
 static const char *const micro_batches[] = {"auto", "1", "2", NULL};
+static const char *const weights_by_node[] = {"auto", "off", NULL};
 static const char *const huge_pages[] = {"try", "require", "off", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const backends[] = {"cpu", "reference", NULL};
@@ -137,6 +138,11 @@ static const struct option_spec specs[] = {
      .kind = OPTION_U32,
      .metavar = "N",
      .help = "of each worker and store; 0: as many as there are processors"},
+    {.name = "weights-by-node",
+     .kind = OPTION_CHOICE,
+     .default_text = "auto",
+     .choices = weights_by_node,
+     .help = "auto: with several NUMA nodes each worker's weights are split over them and its threads read their own"},
     {.name = "n-ctx", .kind = OPTION_U32, .metavar = "N", .help = "longest session; 0: as the model says"},
     COMMAND_RUNTIME_DIR_OPTION,
     {.name = "bin-dir",

@@ -19,6 +19,7 @@
 #include "gpu-worker/model/tensor.h"
 
 struct backend;
+struct nodes;  /* gpu-worker/backend/nodes.h */
 struct pool;   /* common/pool.h */
 struct weight; /* a matrix as the back end keeps it; opaque */
 
@@ -55,6 +56,9 @@ struct backend_attend {
 struct backend_options {
     enum kernels_isa isa;
     struct pool *pool; /* not owned; NULL: the calling thread alone */
+    /* Not owned; NULL: weights are one piece each. Otherwise the rows of every matrix are split over these nodes, and the groups
+     * of the pool are their threads. May be ignored. */
+    struct nodes *nodes;
 };
 
 struct backend_ops {
@@ -74,6 +78,9 @@ struct backend_ops {
     int (*weight_new)(struct backend *backend, const struct tensor *tensor, struct weight **ret_weight);
     struct weight *(*weight_free)(struct backend *backend, struct weight *weight);
     size_t (*weight_bytes)(const struct weight *weight); /* bytes it occupies on the device, mapped ones included */
+    /* (optional) Bytes that a node (of options.nodes) holds of weights, and how many of them lie there, as the system tells.
+     * -ENODATA: weights are not split; others as topology_resident_bytes(). */
+    int (*node_bytes)(struct backend *backend, uint32_t node, uint64_t *ret_bytes_on_node, uint64_t *ret_bytes);
 
     /* out [T][columns] = rows ids[t] (host) of a matrix, as f32 */
     void (*embed)(struct backend *backend, const struct weight *weight, const uint32_t *ids, uint32_t n_tokens,

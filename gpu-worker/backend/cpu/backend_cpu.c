@@ -1,14 +1,12 @@
-/* backend_cpu.c - the cpu back end: opening, memory, weights; its operations are in cpu_*.c. */
+/* backend_cpu.c - the cpu back end: opening and memory; weights and operations are in cpu_*.c. */
 #include "gpu-worker/backend/cpu/cpu_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/pool.h"
-#include "gpu-worker/backend/memory.h"
-#include "gpu-worker/model/dequantize.h"
 
 static const struct cpu_kernels *ops_of(enum kernels_isa isa)
 {
@@ -28,9 +26,37 @@ static struct backend *cpu_close(struct backend *backend)
         memory_free(backend->activations);
         memory_free(backend->rope.angles);
         memory_arena_fini(&backend->arena);
+        for (uint32_t i = 0; backend->node_memories && i < backend->n_nodes; i++)
+            memory_arena_fini(&backend->node_memories[i].arena);
+        free(backend->node_memories);
         free(backend);
     }
     return NULL;
+}
+
+static void bind_to_node(void *context, void *address, size_t n_bytes)
+{
+    const struct cpu_node *node = context;
+    nodes_bind_memory(node->backend->nodes, node->index, address, n_bytes);
+}
+
+static int open_nodes(struct backend *backend, struct nodes *nodes)
+{
+    backend->n_nodes = 1;
+    assert(pool_n_groups(backend->pool) == (nodes ? nodes->n_nodes : 1));
+    if (!nodes)
+        return 0;
+    backend->node_memories = calloc(nodes->n_nodes, sizeof *backend->node_memories);
+    if (!backend->node_memories)
+        return -ENOMEM;
+    backend->nodes = nodes;
+    backend->n_nodes = nodes->n_nodes;
+    for (uint32_t i = 0; i < nodes->n_nodes; i++) {
+        struct cpu_node *node = &backend->node_memories[i];
+        *node = (struct cpu_node){.backend = backend, .index = i, .home = {.bind = bind_to_node, .context = node}};
+        node->arena.home = &node->home;
+    }
+    return 0;
 }
 
 static int cpu_open(const struct backend_options *options, struct backend **ret_backend, char *error, size_t error_size)
@@ -43,7 +69,9 @@ static int cpu_open(const struct backend_options *options, struct backend **ret_
     struct backend *backend = calloc(1, sizeof *backend);
     if (backend)
         backend->rope.angles = memory_alloc((size_t)CPU_ROPE_TOKENS * CPU_ROPE_ANGLES * sizeof *backend->rope.angles);
-    if (!backend || !backend->rope.angles) {
+    if (backend)
+        backend->pool = options->pool;
+    if (!backend || !backend->rope.angles || open_nodes(backend, options->nodes) < 0) {
         snprintf(error, error_size, "no memory for the cpu back end");
         cpu_close(backend);
         return -ENOMEM;
@@ -51,7 +79,6 @@ static int cpu_open(const struct backend_options *options, struct backend **ret_
     backend->n_bytes = memory_bytes(backend->rope.angles);
     backend->kernels = kernels;
     backend->ops = ops_of(kernels->isa);
-    backend->pool = options->pool;
     uint32_t n_threads = pool_n_threads(options->pool);
     snprintf(backend->description, sizeof backend->description, "cpu, %s, %u thread%s", kernels->name, n_threads,
              n_threads == 1 ? "" : "s");
@@ -82,98 +109,6 @@ static size_t cpu_bytes(const struct backend *backend)
     return backend->n_bytes;
 }
 
-/* Room for a chunk of quantized inputs of this many blocks. */
-static int grow_activations(struct backend *backend, uint32_t n_blocks)
-{
-    if (n_blocks <= backend->activation_blocks)
-        return 0;
-    struct cpu_activation *room = memory_alloc((size_t)CPU_CHUNK_TOKENS * n_blocks * sizeof *backend->activations);
-    if (!room)
-        return -ENOMEM;
-    backend->n_bytes += memory_bytes(room) - memory_bytes(backend->activations);
-    memory_free(backend->activations);
-    backend->activations = room;
-    backend->activation_blocks = n_blocks;
-    return 0;
-}
-
-static void fill_tile(void *context, uint32_t item, uint32_t thread)
-{
-    (void)thread;
-    struct weight *weight = context;
-    cpu_packed_fill(&weight->packed, &weight->tensor, item);
-}
-
-static int take_vector(struct backend *backend, struct weight *weight)
-{
-    const struct tensor *tensor = &weight->tensor;
-    weight->vector = memory_alloc_in(&backend->arena, (size_t)tensor->n_columns * sizeof(float));
-    if (!weight->vector)
-        return -ENOMEM;
-    weight->float_type = TENSOR_F32;
-    weight->float_data = weight->vector;
-    return dequantize_row(tensor->type, tensor->data, tensor->n_columns, weight->vector);
-}
-
-static int take_matrix(struct backend *backend, struct weight *weight)
-{
-    const struct tensor *tensor = &weight->tensor;
-    if (tensor->type == TENSOR_F32 || tensor->type == TENSOR_F16 || tensor->type == TENSOR_BF16) {
-        weight->float_type = tensor->type;
-        weight->float_data = tensor->data;
-        return 0;
-    }
-    int error = cpu_packed_init(&weight->packed, tensor, backend->ops->tile_rows, &backend->arena);
-    if (error)
-        return error;
-    error = grow_activations(backend, weight->packed.n_blocks);
-    if (!error)
-        pool_run(backend->pool, weight->packed.n_tiles, fill_tile, weight);
-    return error;
-}
-
-static size_t cpu_weight_bytes(const struct weight *weight)
-{
-    size_t n_bytes = sizeof *weight + memory_bytes(weight->vector) + memory_bytes(weight->packed.data);
-    if (weight->float_data && !weight->vector) /* in the mapped file */
-        n_bytes += tensor_row_bytes(weight->tensor.type, weight->tensor.n_columns) * weight->tensor.n_rows;
-    return n_bytes;
-}
-
-static void destroy(struct weight *weight)
-{
-    cpu_packed_fini(&weight->packed);
-    memory_free(weight->vector);
-    free(weight);
-}
-
-static struct weight *cpu_weight_free(struct backend *backend, struct weight *weight)
-{
-    if (weight) {
-        backend->n_bytes -= cpu_weight_bytes(weight);
-        destroy(weight);
-    }
-    return NULL;
-}
-
-static int cpu_weight_new(struct backend *backend, const struct tensor *tensor, struct weight **ret_weight)
-{
-    if (tensor->n_rows == 0 || tensor_row_bytes(tensor->type, tensor->n_columns) == 0)
-        return -ENOTSUP;
-    struct weight *weight = calloc(1, sizeof *weight);
-    if (!weight)
-        return -ENOMEM;
-    weight->tensor = *tensor;
-    int error = tensor->n_rows == 1 ? take_vector(backend, weight) : take_matrix(backend, weight);
-    if (error) {
-        destroy(weight);
-        return error;
-    }
-    backend->n_bytes += cpu_weight_bytes(weight);
-    *ret_weight = weight;
-    return 0;
-}
-
 const struct backend_ops backend_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -185,6 +120,7 @@ const struct backend_ops backend_cpu = {
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,
+    .node_bytes = cpu_weight_node_bytes,
     .embed = cpu_rows_embed,
     .rms_norm = cpu_rows_rms_norm,
     .matmul = cpu_matmul,

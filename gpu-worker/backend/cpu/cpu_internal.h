@@ -6,22 +6,45 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "gpu-worker/backend/backend.h"
 #include "gpu-worker/backend/cpu/cpu_kernels.h"
 #include "gpu-worker/backend/cpu/cpu_packed.h"
 #include "gpu-worker/backend/memory.h"
+#include "gpu-worker/backend/nodes.h"
 
 #define CPU_CHUNK_TOKENS  512u  /* matmul works through a larger batch in pieces of this many tokens */
 #define CPU_ROPE_TOKENS   2048u /* and rope in such pieces; more than a step has, so that all layers share one */
 #define CPU_ROPE_ANGLES   (KERNELS_MAX_HEAD_DIM / 2)
+#define CPU_FLOAT_UNIT    4u         /* rows of a float matrix that are split as one */
 #define CPU_WORTH_SHARING (1u << 16) /* numbers below which an element-wise operation stays in the calling thread */
 
+/* Neighbouring rows of a matrix, in one memory. */
+struct cpu_part {
+    uint32_t first_row, n_rows; /* n_rows may be 0 */
+    struct cpu_packed packed;   /* data NULL: a float matrix, read at `rows` */
+    const void *rows;           /* in the mapped file, or a copy of our own */
+    void *copy;                 /* of a node; owned */
+};
+
+/* A matrix is one part, or one for each node: part i is node i's, whose threads alone multiply it. Where a part ends is where a
+ * tile or a unit of rows does. */
 struct weight {
-    struct tensor tensor;     /* of the mapped file; embed() reads it */
-    struct cpu_packed packed; /* data NULL: a float matrix, read at float_data */
+    struct tensor tensor; /* of the mapped file; embed() reads it, from wherever the system keeps the file */
+    bool is_packed;
     enum tensor_type float_type;
-    const void *float_data;
-    float *vector; /* a vector's f32 values, owned; float_data points to them */
+    float *vector; /* a vector's f32 values, owned; the part's rows are the same */
+    uint32_t n_parts;
+    struct cpu_part parts[];
+};
+
+/* A node's memory. */
+struct cpu_node {
+    struct backend *backend;
+    uint32_t index;
+    struct memory_home home;
+    struct memory_arena arena;
 };
 
 /* cos and sin of a rotary embedding at some positions: made once per step, used by every layer. */
@@ -38,12 +61,21 @@ struct backend {
     const struct cpu_kernels *ops;
     struct pool *pool;
     struct memory_arena arena;          /* of weights */
+    struct nodes *nodes;                /* NULL: weights are not split */
+    uint32_t n_nodes;                   /* 1 without nodes */
+    struct cpu_node *node_memories;     /* [n_nodes], or NULL */
     size_t n_bytes;                     /* see backend_ops.bytes */
     struct cpu_activation *activations; /* [CPU_CHUNK_TOKENS][activation_blocks] */
     uint32_t activation_blocks;
     struct cpu_rope_cache rope;
     char description[64];
 };
+
+/* A weight's rows: taken over, given back (cpu_weight.c). Arguments as in backend.h. */
+int cpu_weight_new(struct backend *backend, const struct tensor *tensor, struct weight **ret_weight);
+struct weight *cpu_weight_free(struct backend *backend, struct weight *weight);
+size_t cpu_weight_bytes(const struct weight *weight);
+int cpu_weight_node_bytes(struct backend *backend, uint32_t node, uint64_t *ret_bytes_on_node, uint64_t *ret_bytes);
 
 /* The operations, one file each group. Arguments as in backend.h. */
 void cpu_matmul(struct backend *backend, const struct weight *const *weights, uint32_t n_weights, const float *x,

@@ -68,6 +68,69 @@ static void many_short_rounds_do_not_mix(void **state)
     pool_free(pool);
 }
 
+struct grouped {
+    struct round round;
+    uint32_t first[4]; /* item of each group, and the end */
+    const uint32_t *group_of_thread;
+};
+
+static void take_own(void *context, uint32_t item, uint32_t thread)
+{
+    struct grouped *grouped = context;
+    const uint32_t group = thread < grouped->round.n_threads ? grouped->group_of_thread[thread] : 3;
+    if (group > 2 || item < grouped->first[group] || item >= grouped->first[group + 1])
+        atomic_store(&grouped->round.bad, true);
+    else
+        grouped->round.taken[item]++;
+}
+
+/* Groups of 1, 3 and 2 threads; rounds of groups and of all in turn, some groups without an item. */
+static void items_of_a_group_run_in_its_threads(void **state)
+{
+    (void)state;
+    static struct grouped grouped;
+    static const uint32_t groups[] = {1, 0, 1, 2, 2, 1};
+    static const uint32_t counts[][3] = {{5, 9, 7}, {0, 0, 0},   {1, 0, 0}, {0, 1, 0},
+                                         {0, 0, 1}, {300, 1, 0}, {2, 0, 90}};
+    struct pool *pool = NULL;
+    assert_int_equal(pool_new_grouped(6, groups, 3, NULL, NULL, &pool), 0);
+    assert_int_equal(pool_n_groups(pool), 3);
+    pool_set_spin(pool, 5);
+    grouped.group_of_thread = groups;
+    for (uint32_t i = 0; i < 600; i++) {
+        const uint32_t *n_items = counts[i % 7];
+        memset(grouped.round.taken, 0, sizeof(grouped.round.taken));
+        grouped.round.n_threads = 6;
+        for (uint32_t g = 0; g < 3; g++)
+            grouped.first[g + 1] = grouped.first[g] + n_items[g];
+        pool_run_grouped(pool, n_items, take_own, &grouped);
+        assert_false(atomic_load(&grouped.round.bad));
+        for (uint32_t k = 0; k < grouped.first[3] + 3; k++)
+            assert_int_equal(grouped.round.taken[k], k < grouped.first[3]);
+        run_round(pool, &grouped.round, i % 11);
+    }
+    pool_free(pool);
+}
+
+static void one_group_is_a_pool_like_any(void **state)
+{
+    (void)state;
+    static struct round round;
+    const uint32_t n_items = 40;
+    struct pool *pool = NULL;
+    assert_int_equal(pool_new(3, NULL, NULL, &pool), 0);
+    assert_int_equal(pool_n_groups(pool), 1);
+    round.n_items = n_items;
+    round.n_threads = 3;
+    pool_run_grouped(pool, &n_items, take, &round);
+    pool_run_grouped(NULL, &n_items, take, &round);
+    assert_int_equal(pool_n_groups(NULL), 1);
+    assert_false(atomic_load(&round.bad));
+    for (uint32_t i = 0; i < n_items; i++)
+        assert_int_equal(round.taken[i], 2);
+    pool_free(pool);
+}
+
 static void no_pool_is_one_thread(void **state)
 {
     (void)state;
@@ -113,6 +176,11 @@ static void no_threads_are_refused(void **state)
     struct pool *pool = (struct pool *)&pool;
     struct pool *before = pool;
     assert_int_equal(pool_new(0, NULL, NULL, &pool), -EINVAL);
+    assert_ptr_equal(pool, before);
+    assert_int_equal(pool_new_grouped(3, (const uint32_t[]){0, 0, 2}, 3, NULL, NULL, &pool), -EINVAL); /* nobody in 1 */
+    assert_int_equal(pool_new_grouped(3, (const uint32_t[]){0, 1, 2}, 2, NULL, NULL, &pool), -EINVAL);
+    assert_int_equal(pool_new_grouped(1, (const uint32_t[]){0}, 2, NULL, NULL, &pool), -EINVAL);
+    assert_int_equal(pool_new_grouped(1, (const uint32_t[]){0}, 0, NULL, NULL, &pool), -EINVAL);
     assert_ptr_equal(pool, before);
 }
 
@@ -204,10 +272,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nested_use_is_stopped), /* first: forks */
-        cmocka_unit_test(every_item_runs_once),   cmocka_unit_test(many_short_rounds_do_not_mix),
-        cmocka_unit_test(no_pool_is_one_thread),  cmocka_unit_test(set_up_runs_once_in_every_started_thread),
-        cmocka_unit_test(no_threads_are_refused), cmocka_unit_test(items_run_in_parallel),
-        cmocka_unit_test(waiting_costs_no_cpu),
+        cmocka_unit_test(every_item_runs_once),         cmocka_unit_test(many_short_rounds_do_not_mix),
+        cmocka_unit_test(no_pool_is_one_thread),        cmocka_unit_test(set_up_runs_once_in_every_started_thread),
+        cmocka_unit_test(no_threads_are_refused),       cmocka_unit_test(items_run_in_parallel),
+        cmocka_unit_test(waiting_costs_no_cpu),         cmocka_unit_test(items_of_a_group_run_in_its_threads),
+        cmocka_unit_test(one_group_is_a_pool_like_any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

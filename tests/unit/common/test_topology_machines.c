@@ -227,6 +227,45 @@ static void nodes_with_half_of_it(void **state)
     topology_free(topology);
 }
 
+/* Threads of a node without memory: the nearest that has memory and cpus, as the machine tells distances or by number. */
+static void memory_near_a_node(void **state)
+{
+    (void)state;
+    static const struct node nodes[] = {
+        {0, 2 * GIB, 0x03, 0, 0}, {4, 9 * GIB, 0, 0, 0}, {1, 0, 0x0c, 0, 0}, {2, GIB, 0x30, 0, 0}};
+    static const char distances[] =
+        "<distances2 type=\"NUMANode\" nbobjs=\"4\" kind=\"5\" name=\"NUMALatency\" indexing=\"os\">"
+        "<indexes length=\"7\">0 1 2 4</indexes><u64values length=\"47\">10 32 21 17 32 10 16 12 21 16 10 31 17 12 31 "
+        "10"
+        "</u64values></distances2></topology>";
+    uint32_t index = 9;
+    struct topology *topology = load_xml(nodes, 4, 0x3f, NULL);
+    assert_int_equal(topology_near_memory(topology, 2, &index), 0);
+    assert_int_equal(index, 2);
+    assert_int_equal(topology_near_memory(topology, 1, &index), 0);
+    assert_int_equal(index, 0);
+    assert_int_equal(topology_near_memory(topology, 4, &index), -ENOENT);
+    topology_free(topology);
+
+    char *xml = make_xml(nodes, 4, 0x3f);
+    char *told = malloc(strlen(xml) + sizeof(distances));
+    assert_non_null(told);
+    sprintf(told, "%.*s%s\n", (int)(strstr(xml, "</topology>") - xml), xml, distances);
+    topology = load(told, NULL);
+    free(told);
+    free(xml);
+    assert_int_equal(topology_near_memory(topology, 1, &index),
+                     0); /* 12 to node 4, which has no cpus; 16 to 2; 32 to 0 */
+    assert_int_equal(index, 2);
+    topology_free(topology);
+
+    topology = load_xml(nodes, 4, 0x3f, "2-3");
+    index = 9;
+    assert_int_equal(topology_near_memory(topology, 1, &index), -ENOENT); /* only node 1 has cpus */
+    assert_int_equal(index, 9);
+    topology_free(topology);
+}
+
 static void a_machine_that_hides_its_memory(void **state)
 {
     (void)state;
@@ -260,7 +299,8 @@ static int read_maps(const char *text, uint32_t node, uintptr_t first, uintptr_t
 {
     FILE *file = fmemopen((void *)(uintptr_t)text, strlen(text), "r");
     assert_non_null(file);
-    int result = topology_resident_read(file, node, first, end, on_node, resident);
+    const struct topology_range range = {first, end};
+    int result = topology_resident_read(file, node, &range, 1, on_node, resident);
     fclose(file);
     return result;
 }
@@ -280,6 +320,14 @@ static void pages_are_counted_by_node(void **state)
     assert_int_equal(resident, 7 * 4096 + 3 * 2097152);
     assert_int_equal(read_maps(text, 0, 0x7f0000800000, 0x7f0000a00000, &on_node, &resident), 0);
     assert_int_equal(on_node + resident, 0); /* nothing touched yet */
+    static const struct topology_range two[] = {{0x7f0000000000, 0x7f0000200000}, {0x7f0000a00000, 0x7f0000a01000}};
+    FILE *file = fmemopen((void *)(uintptr_t)text, strlen(text), "r");
+    assert_non_null(file);
+    assert_int_equal(topology_resident_read(file, 0, two, 2, &on_node, &resident), 0);
+    fclose(file);
+    assert_int_equal(on_node, (3 + 1) * 4096);
+    assert_int_equal(resident, (7 + 1) * 4096); /* not what lies between them */
+    assert_int_equal(read_maps(text, 0, 0x7f0000800000, 0x7f0000a00000, &on_node, &resident), 0);
     static const char *const broken[] = {"no number\n", "7f0000000000\n", "7f0000000000 default N0=3\n"};
     on_node = 1;
     for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++)
@@ -293,7 +341,7 @@ int main(void)
         cmocka_unit_test(two_sockets_with_threads),        cmocka_unit_test(interleaved_cpus_and_affinity),
         cmocka_unit_test(offline_and_forbidden_cpus),      cmocka_unit_test(nodes_with_half_of_it),
         cmocka_unit_test(a_machine_that_hides_its_memory), cmocka_unit_test(sources_that_are_none),
-        cmocka_unit_test(pages_are_counted_by_node),
+        cmocka_unit_test(pages_are_counted_by_node),       cmocka_unit_test(memory_near_a_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
