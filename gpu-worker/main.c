@@ -378,7 +378,8 @@ static int start(struct app *app, const struct options *options, struct server_o
              (double)app->network->weight_bytes / 1048576, split, (double)engine_device_bytes(app->engine) / 1048576,
              budget, server->device_bytes_per_token, rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows),
              row_names[options_choice(options, "rows")], engine.spin_us, engine.max_halves,
-             engine.max_halves == 1 ? "" : "es", app->nodes == NULL ? "not bound" : "threads by node");
+             engine.max_halves == 1 ? "" : "es",
+             app->nodes != NULL && nodes_threads_refused(app->nodes) == 0 ? "threads bound to nodes" : "not bound");
     LOG_INFO("%s: %u layers, %u query heads, %u KV heads, head_dim %u, context %u; %s", app->model->name,
              shape->n_layers, shape->n_heads, shape->n_kv_heads, shape->head_dim, engine.n_ctx, server->achieved);
     return 0;

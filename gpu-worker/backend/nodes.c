@@ -146,6 +146,16 @@ void nodes_bind_memory(struct nodes *nodes, uint32_t node, void *address, uint64
     record(&to->memory_result, topology_prefer_memory(nodes->topology, to->index, address, n_bytes));
 }
 
+int nodes_threads_refused(const struct nodes *nodes)
+{
+    for (uint32_t i = 0; i < nodes->n_nodes; i++) {
+        const int result = atomic_load(&nodes->nodes[i].thread_result);
+        if (result < 0 && result != -EALREADY)
+            return result;
+    }
+    return 0;
+}
+
 int nodes_memory_refused(const struct nodes *nodes)
 {
     for (uint32_t i = 0; i < nodes->n_nodes; i++) {

@@ -48,7 +48,8 @@ void nodes_bind_thread(struct nodes *nodes, uint32_t thread);
  * where the thread runs that touches them first. */
 void nodes_bind_memory(struct nodes *nodes, uint32_t node, void *address, uint64_t n_bytes);
 
-/* The first reason why memory of some node is not bound; 0: there is none. */
+/* The first reason why threads, memory of some node are not bound; 0: there is none. */
+int nodes_threads_refused(const struct nodes *nodes);
 int nodes_memory_refused(const struct nodes *nodes);
 
 /* What the system says of the pages of a node's weights; `error`: that it could not be asked. */

@@ -191,6 +191,7 @@ static void what_was_achieved_is_said(void **state)
                         "MiB, 99 % local)");
     assert_int_equal(nodes_percent_local(nodes, pages), 99);
     assert_int_equal(nodes_memory_refused(nodes), 0);
+    assert_int_equal(nodes_threads_refused(nodes), 0);
     nodes_bind_thread(nodes, 5);                          /* another machine: it cannot be done */
     atomic_store(&nodes->nodes[1].memory_result, -EPERM); /* as a container's filter has it */
     pages[0].error = -EIO;
@@ -201,6 +202,7 @@ static void what_was_achieved_is_said(void **state)
         "local)");
     assert_int_equal(nodes_percent_local(nodes, pages), -1);
     assert_int_equal(nodes_memory_refused(nodes), -EPERM);
+    assert_int_equal(nodes_threads_refused(nodes), -ENOSYS);
     for (size_t size = 1; size < sizeof(text); size += 37) {
         memset(text, 'x', sizeof(text));
         nodes_describe(nodes, pages, text, size);
