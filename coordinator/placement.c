@@ -229,7 +229,8 @@ int placement_move_lanes(const struct placement *placement, uint64_t targets, ui
             bool fits = left[store] >= n, best_fits = best < PLACEMENT_MAX_STORES && left[best] >= n;
             if (best == PLACEMENT_MAX_STORES || fits > best_fits ||
                 (fits == best_fits &&
-                 (uint64_t)left[store] * (n_lanes[best] + 1u) > (uint64_t)left[best] * (n_lanes[store] + 1u)))
+                 ((uint64_t)left[store] * (n_lanes[best] + 1u) > (uint64_t)left[best] * (n_lanes[store] + 1u) ||
+                  (left[store] == 0 && left[best] == 0 && n_lanes[store] < n_lanes[best]))))
                 best = store;
         }
         if (best == PLACEMENT_MAX_STORES)

@@ -235,6 +235,121 @@ static void room_is_told_without_taking_any(void **state)
     assert_false(placement_could_hold(placement, lanes, UINT64_MAX / 2));
 }
 
+static void one_block_in_a_given_store(void **state)
+{
+    (void)state;
+    struct placed_block block = {{7, 7}, 7};
+    uint32_t generations[2] = {UINT32_MAX, 41};
+    assert_int_equal(placement_reserve_in(placement, 0, &block), -EINVAL);
+    assert_int_equal(placement_reserve_in(placement, PLACEMENT_MAX_STORES, &block), -EINVAL);
+    assert_int_equal(block.handle.generation, 7); /* untouched */
+    assert_int_equal(placement_add_store(placement, 3, 2, 4096, generations), 0);
+    assert_int_equal(placement_reserve_in(placement, 3, &block), 0);
+    assert_int_equal(block.store, 3);
+    assert_int_equal(block.handle.index, 1); /* the other one is at its end */
+    assert_int_equal(block.handle.generation, 42);
+    assert_int_equal(placement_reserve_in(placement, 3, &block), -ENOMEM);
+    placement_raise(placement, 3, 1, 60);
+    assert_int_equal(placement_release(placement, 3, (struct block_handle){1, 42}), 0);
+    assert_int_equal(placement_reserve_in(placement, 3, &block), 0);
+    assert_int_equal(block.handle.generation, 61);
+}
+
+/* All lanes in store 0, but for the last two in store 1. */
+static const uint8_t mostly_zero[LAYOUT_N_LANES] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1};
+
+static void lanes_that_move_are_spread(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES];
+    uint32_t counts[PLACEMENT_MAX_STORES];
+    struct placement_room room = {7, 7};
+    for (uint32_t i = 0; i < 4; i++)
+        add_store(i, 100, 4096);
+    for (uint32_t n_blocks = 0; n_blocks <= 120; n_blocks += 40) { /* those without blocks, too */
+        assert_int_equal(placement_move_lanes(placement, 15, 0, mostly_zero, n_blocks, lanes, &room), 0);
+        count_lanes(lanes, counts);
+        assert_int_equal(counts[0], 0);
+        assert_int_equal(counts[1] + counts[2] + counts[3], LAYOUT_N_LANES);
+        assert_true(counts[1] >= 2 + 3 && counts[2] >= 3 && counts[3] >= 3);
+        assert_int_equal(lanes[10], 1); /* they stay */
+        assert_int_equal(lanes[11], 1);
+    }
+    assert_int_equal(room.bytes_asked, 7);
+    assert_int_equal(placement_n_free(placement, 1), 100); /* nothing was taken */
+    assert_int_equal(placement_move_lanes(placement, 15, 2, mostly_zero, 50, lanes, &room), 0);
+    assert_memory_equal(lanes, mostly_zero, sizeof(lanes)); /* nothing lives there */
+}
+
+static void lanes_that_move_follow_room(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES];
+    uint32_t counts[PLACEMENT_MAX_STORES];
+    struct placement_room room;
+    add_store(0, 200, 1000);
+    add_store(1, 30, 1000);
+    add_store(2, 90, 1000);
+    assert_int_equal(placement_move_lanes(placement, 6, 0, mostly_zero, 0, lanes, &room), 0);
+    count_lanes(lanes, counts);
+    assert_true(counts[2] > counts[1] - 2);
+    /* what fits comes first: 9 blocks a lane, of which store 1 can take three and store 2 the other seven */
+    assert_int_equal(placement_move_lanes(placement, 6, 0, mostly_zero, 9 * LAYOUT_N_LANES, lanes, &room), 0);
+    count_lanes(lanes, counts);
+    assert_true((counts[1] - 2) * 9 <= 30 && counts[2] * 9 <= 90);
+    /* 12 a lane: 24 of store 1 and 84 of store 2 are nine lanes, the tenth fits nowhere whole */
+    uint8_t before[LAYOUT_N_LANES];
+    memcpy(before, lanes, sizeof(before));
+    assert_int_equal(placement_move_lanes(placement, 6, 0, mostly_zero, 12 * LAYOUT_N_LANES, lanes, &room), -ENOMEM);
+    assert_int_equal(room.bytes_asked, 10 * 12 * 1000);
+    assert_true(room.bytes_free >= 9 * 12 * 1000 && room.bytes_free < room.bytes_asked);
+    assert_memory_equal(lanes, before, sizeof(lanes)); /* untouched */
+    /* numbers that are no multiple of the lanes: lanes 0 .. 4 have one block more */
+    assert_int_equal(placement_move_lanes(placement, 6, 0, mostly_zero, 9 * LAYOUT_N_LANES + 5, lanes, &room), 0);
+    assert_int_equal(placement_move_lanes(placement, 2, 0, mostly_zero, 3 * LAYOUT_N_LANES, lanes, &room), 0);
+    assert_int_equal(placement_move_lanes(placement, 2, 0, mostly_zero, 3 * LAYOUT_N_LANES + 1, lanes, &room), -ENOMEM);
+    assert_int_equal(room.bytes_asked, 31000);
+    assert_int_equal(room.bytes_free, 30000);
+}
+
+static void lanes_without_a_target_stay(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES] = {9};
+    struct placement_room room = {7, 7};
+    add_store(0, 10, 4096);
+    add_store(1, 10, 4096);
+    assert_int_equal(placement_move_lanes(placement, 0, 0, mostly_zero, 5, lanes, &room), -ENODEV);
+    assert_int_equal(placement_move_lanes(placement, 1, 0, mostly_zero, 5, lanes, &room), -ENODEV); /* only itself */
+    assert_int_equal(placement_move_lanes(placement, 8, 0, mostly_zero, 5, lanes, &room), -ENODEV); /* unknown */
+    assert_int_equal(lanes[0], 9);
+    assert_int_equal(room.bytes_asked, 7);
+    /* lanes of a store that is unknown by now go, too */
+    placement_remove_store(placement, 0);
+    assert_int_equal(placement_move_lanes(placement, 3, 0, mostly_zero, 5, lanes, &room), 0);
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
+        assert_int_equal(lanes[lane], 1);
+}
+
+static void full_stores_take_lanes_without_blocks(void **state)
+{
+    (void)state;
+    uint8_t lanes[LAYOUT_N_LANES], all[LAYOUT_N_LANES] = {0};
+    uint32_t counts[PLACEMENT_MAX_STORES];
+    struct placement_room room;
+    struct placed_block block;
+    for (uint32_t i = 0; i < 3; i++)
+        add_store(i, 1, 4096);
+    assert_int_equal(placement_reserve_in(placement, 1, &block), 0);
+    assert_int_equal(placement_reserve_in(placement, 2, &block), 0);
+    assert_int_equal(placement_move_lanes(placement, 6, 0, all, 0, lanes, &room), 0);
+    count_lanes(lanes, counts);
+    assert_int_equal(counts[1], 6); /* spread all the same, for when there is room */
+    assert_int_equal(counts[2], 6);
+    assert_int_equal(placement_move_lanes(placement, 6, 0, all, 1, lanes, &room), -ENOMEM);
+    assert_int_equal(room.bytes_free, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -248,6 +363,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(claimed_blocks_are_used, setup, teardown),
         cmocka_unit_test_setup_teardown(a_store_without_blocks_is_none, setup, teardown),
         cmocka_unit_test_setup_teardown(room_is_told_without_taking_any, setup, teardown),
+        cmocka_unit_test_setup_teardown(one_block_in_a_given_store, setup, teardown),
+        cmocka_unit_test_setup_teardown(lanes_that_move_are_spread, setup, teardown),
+        cmocka_unit_test_setup_teardown(lanes_that_move_follow_room, setup, teardown),
+        cmocka_unit_test_setup_teardown(lanes_without_a_target_stay, setup, teardown),
+        cmocka_unit_test_setup_teardown(full_stores_take_lanes_without_blocks, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
