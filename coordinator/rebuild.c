@@ -172,6 +172,10 @@ static bool is_whole(const struct session *session, uint32_t *ret_n_whole, struc
         return broken(verdict, "blocks without a session record");
     if (session->terms_conflict)
         return broken(verdict, "its records in different stores disagree");
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
+        if (session->terms.lane_store[lane] >= DESCRIPTORS_MAX_STORES)
+            return broken(verdict, "lane %u lives in value-store %u, and there is no store of that number", lane,
+                          session->terms.lane_store[lane]);
     uint64_t missing = stores_of_lanes(session) & ~session->records;
     if (missing)
         return broken(verdict, "value-store %d has no record of it", __builtin_ctzll(missing));

@@ -72,6 +72,14 @@ void segments_write_record(struct hand_segment *segment, uint32_t index, uint64_
     atomic_store_explicit(&record->state, SESSION_RECORD_LIVE, memory_order_release);
 }
 
+void segments_move_record(struct hand_segment *segment, uint32_t index, const uint8_t lanes[LAYOUT_N_LANES])
+{
+    struct session_record *record = segments_record(segment, index);
+    uint32_t moves = atomic_load(&record->moves) + 1;
+    memcpy(record->lane_store[moves % 2], lanes, LAYOUT_N_LANES);
+    atomic_store_explicit(&record->moves, moves, memory_order_release);
+}
+
 void segments_write_block(struct hand_segment *segment, struct block_handle handle, uint64_t session, uint32_t number,
                           struct block_handle previous, uint32_t previous_store, uint32_t n_ids)
 {
