@@ -40,19 +40,22 @@ struct import {
     struct block_header *to;
 };
 
-/* Counts first, then what they count. */
+/* Its store may append meanwhile: counts are read before what they count, and nothing else of what it writes then. */
 static void take_header(const struct block_header *from, uint32_t n_layers, struct block_header *ret_header)
 {
     uint32_t state = atomic_load_explicit(&from->state, memory_order_acquire);
-    uint8_t n_rows[LAYOUT_MAX_LAYERS];
-    for (uint32_t layer = 0; layer < n_layers; layer++)
-        n_rows[layer] = atomic_load_explicit(&from->n_rows[layer], memory_order_acquire);
-    uint32_t n_ids = atomic_load_explicit(&from->n_ids, memory_order_acquire);
-    memcpy(ret_header, from, sizeof(*ret_header));
     atomic_store_explicit(&ret_header->state, state, memory_order_relaxed);
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        uint8_t n_rows = atomic_load_explicit(&from->n_rows[layer], memory_order_acquire);
+        atomic_store_explicit(&ret_header->n_rows[layer], n_rows, memory_order_relaxed);
+    }
+    uint32_t n_ids = atomic_load_explicit(&from->n_ids, memory_order_acquire);
     atomic_store_explicit(&ret_header->n_ids, n_ids, memory_order_relaxed);
-    for (uint32_t layer = 0; layer < n_layers; layer++)
-        atomic_store_explicit(&ret_header->n_rows[layer], n_rows[layer], memory_order_relaxed);
+    uint64_t decoded = atomic_load_explicit(&from->decoded, memory_order_relaxed);
+    atomic_store_explicit(&ret_header->decoded, decoded, memory_order_relaxed);
+    memcpy(ret_header->ids, from->ids, (n_ids < LAYOUT_BLOCK_TOKENS ? n_ids : LAYOUT_BLOCK_TOKENS) * sizeof(uint32_t));
+    ret_header->checksum = state == BLOCK_SEALED ? from->checksum : 0;
+    memcpy(ret_header, from, offsetof(struct block_header, writer)); /* who it is: last, in case it is reused */
 }
 
 static uint32_t n_ids_of(const struct block_header *header)

@@ -113,6 +113,27 @@ static void test_patience(void **state)
     check_all_gone(programs);
 }
 
+/* A store that leaves is not missed: the others stay, and it is not started again; stopping does not wait for it. */
+static void test_store_leaves(void **state)
+{
+    struct programs *programs = *state;
+    pid_t up = programs_start(programs, true, (const char *[]){"up", "--model", MODEL, "--stores", "2", NULL});
+    assert_true(wait_for_log(programs, "Ctrl-C stops the service"));
+    pid_t first = programs_started(programs, "hc-value-store", 0, 1, NULL, 0);
+    pid_t second = programs_started(programs, "hc-value-store", 1, 1, NULL, 0);
+    kill(first, SIGUSR1);
+    assert_true(programs_gone(first, 5));
+    assert_true(wait_for_log(programs, "has left the service"));
+    assert_int_equal(programs_started(programs, "hc-value-store", 2, 1, NULL, 0), 0);
+    assert_int_equal(kill(second, 0), 0);
+    assert_int_equal(programs_run(programs, false, (const char *[]){"status", NULL}), 0);
+    uint64_t begun_us = clock_now_us();
+    kill(up, SIGTERM);
+    assert_int_equal(programs_wait(up, 20), 0);
+    assert_true(clock_now_us() - begun_us < 5000000);
+    check_all_gone(programs);
+}
+
 /* The n-th start of a program, whose line must hold all of the texts (closed by NULL). */
 static pid_t check_started(const struct programs *programs, const char *program, unsigned n, const char *const *texts)
 {
@@ -281,6 +302,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_foreground, setup, teardown),
         cmocka_unit_test_setup_teardown(test_patience, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_store_leaves, setup, teardown),
         cmocka_unit_test_setup_teardown(test_two_workers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_policy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detach_and_down, setup, teardown),

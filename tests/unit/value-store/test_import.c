@@ -5,6 +5,8 @@
 #include "tests/unit/value-store/fixture.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -373,6 +375,94 @@ static void half_imported_block_is_adopted(void **state)
     assert_true(is_right(stores, 0));
 }
 
+/* ---- the other store works meanwhile ---- */
+
+struct worker {
+    struct stores *stores;
+    _Atomic bool over;
+};
+
+/* Token by token, layer by layer, as decode steps do. */
+static void *append_all(void *argument)
+{
+    struct worker *worker = argument;
+    struct fixture *from = &worker->stores->from;
+    for (uint32_t token = N_ROWS; token < 64; token++) {
+        for (uint32_t layer = 0; layer < from->shape.n_layers; layer++) {
+            (void)fixture_append(from, from->blocks, FIXTURE_SESSION, theirs[2], 2, token, 1, layer);
+            sched_yield();
+        }
+    }
+    atomic_store(&worker->over, true);
+    return NULL;
+}
+
+static void rows_come_while_it_is_imported(void **state)
+{
+    struct stores *stores = *state;
+    struct worker worker = {.stores = stores};
+    pthread_t thread;
+    uint32_t n_parts = 0;
+    assert_int_equal(pthread_create(&thread, NULL, append_all, &worker), 0);
+    for (bool over = false; !over;) {
+        over = atomic_load(&worker.over);
+        int64_t n_bytes = import_number(stores, 2);
+        assert_true(n_bytes >= 0);
+        n_parts += n_bytes > 0;
+        assert_true(is_right(stores, 2));
+        sched_yield();
+    }
+    pthread_join(thread, NULL);
+    assert_true(n_parts > 0);
+    assert_int_equal(blocks_verify(stores->to.blocks, ours[2].index), 0);
+}
+
+/* Frees the block that is imported, and lets another session fill it, over and over. */
+static void *reuse(void *argument)
+{
+    struct worker *worker = argument;
+    struct fixture *from = &worker->stores->from;
+    for (uint32_t life = 0; life < 1500; life++) {
+        uint64_t session = life % 2 ? FIXTURE_SESSION : FIXTURE_OTHER;
+        struct block_handle handle = {theirs[1].index, theirs[1].generation + 1 + life};
+        blocks_release(from->blocks, FIXTURE_SESSION, 1, 1u << 1);
+        blocks_release(from->blocks, FIXTURE_OTHER, 1, 1u << 1);
+        fixture_reserve(from->blocks, session, handle.index, handle.generation, 1);
+        (void)fixture_append(from, from->blocks, session, handle, 1, 0, 64, ALL);
+    }
+    atomic_store(&worker->over, true);
+    return NULL;
+}
+
+static void block_is_reused_while_it_is_imported(void **state)
+{
+    struct stores *stores = *state;
+    struct worker worker = {.stores = stores};
+    pthread_t thread;
+    uint32_t generation = ours[1].generation, n_taken = 0, n_gone = 0;
+#ifdef __SANITIZE_THREAD__
+    skip(); /* rows are read that are being written; what was read is thrown away then */
+#endif
+    fixture_session(stores->from.blocks, FIXTURE_OTHER);
+    assert_int_equal(pthread_create(&thread, NULL, reuse, &worker), 0);
+    while (!atomic_load(&worker.over)) {
+        struct block_handle to = {ours[1].index, generation++};
+        uint64_t n_bytes = 0;
+        const struct blocks_copy order = {
+            .from = {theirs[1].index, atomic_load((_Atomic uint32_t *)&their(stores, 1)->handle.generation)}, .to = to};
+        int result = blocks_import(stores->to.blocks, &stores->source, FIXTURE_SESSION, &order, &n_bytes);
+        assert_true(result == 0 || result == -ENOENT || result == -EBADMSG);
+        n_taken += n_bytes > 0;
+        n_gone += result < 0;
+        if (!fixture_block_is_right(&stores->to, stores->to.blocks, FIXTURE_SESSION, to))
+            fail_msg("after %u imports and %u that were refused: rows of nobody", n_taken, n_gone);
+        blocks_release(stores->to.blocks, FIXTURE_SESSION, 1, 1u << 1);
+        fixture_reserve(stores->to.blocks, FIXTURE_SESSION, to.index, generation, 1);
+    }
+    pthread_join(thread, NULL);
+    assert_true(n_gone > 0);
+}
+
 int main(void)
 {
 #define TEST(name)                                                                                                     \
@@ -391,6 +481,8 @@ int main(void)
         TEST(random_lies_do_no_harm),
         TEST(what_is_no_such_segment_is_refused),
         TEST(half_imported_block_is_adopted),
+        TEST(rows_come_while_it_is_imported),
+        TEST(block_is_reused_while_it_is_imported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
