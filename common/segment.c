@@ -64,17 +64,16 @@ static int promise_pages(int fd, uint64_t n_bytes, const struct segment_terms *t
         uint64_t rest = n_bytes - offset;
         size_t n = rest < PIECE_BYTES ? rest : PIECE_BYTES;
         int result;
-        if (terms->promised)
-            terms->promised(terms->context, offset, n_bytes);
+        int told = terms->promised ? terms->promised(terms->context, offset, n_bytes) : 0;
+        if (told < 0)
+            return told;
         do
             result = fallocate(fd, 0, (off_t)offset, (off_t)n);
         while (result < 0 && errno == EINTR);
         if (result < 0)
             return errno == ENOSPC ? -ENOMEM : -errno; /* what the pool of huge pages says */
     }
-    if (terms->promised)
-        terms->promised(terms->context, n_bytes, n_bytes);
-    return 0;
+    return terms->promised ? terms->promised(terms->context, n_bytes, n_bytes) : 0;
 }
 
 int segment_create_on(const char *name, uint64_t n_bytes, const struct segment_terms *terms, int *ret_bound,
@@ -193,8 +192,8 @@ uint64_t segment_collapse(const struct segment_mapping *mapping, const struct se
      * the copying with a call for each huge page. A piece that fails is huge up to where it failed. */
     for (size_t offset = 0; offset < whole; offset += COLLAPSE_BYTES) {
         size_t n = whole - offset < COLLAPSE_BYTES ? whole - offset : COLLAPSE_BYTES;
-        if (terms->promised)
-            terms->promised(terms->context, offset, whole);
+        if (terms->promised && terms->promised(terms->context, offset, whole) < 0)
+            break;
         madvise((char *)mapping->address + offset, n, MADV_COLLAPSE);
     }
     return huge_bytes(mapping);

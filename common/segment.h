@@ -31,8 +31,8 @@ struct segment_terms {
     /* Called on a mapping of the segment before its pages exist (topology_bind_memory()); its result is given back and is
      * not an error here. */
     int (*bind)(void *context, void *address, uint64_t n_bytes);
-    /* Before each piece of 1 GiB and at the end; a piece takes part of a second. */
-    void (*promised)(void *context, uint64_t n_done, uint64_t n_bytes);
+    /* Before each piece of 1 GiB and at the end; a piece takes part of a second. An error ends it there, with that error. */
+    int (*promised)(void *context, uint64_t n_done, uint64_t n_bytes);
     bool from_huge_pool; /* the pages that vm.nr_hugepages keeps; n_bytes is a multiple of 2 MiB */
 };
 
@@ -57,6 +57,7 @@ void segment_unmap(struct segment_mapping *mapping); /* accepts NULL and an unma
  * of the same uid). -ENOENT: no /proc. */
 int segment_reopen_readonly(int fd, int *ret_fd);
 
-/* Asks for huge pages for what is resident (best effort). terms->promised hears of it in pieces of 64 MiB. Returns the
+/* Asks for huge pages for what is resident (best effort). terms->promised hears of it in pieces of 64 MiB, and
+ * an error of it ends it there. Returns the
  * bytes that the kernel says are mapped by huge pages. */
 uint64_t segment_collapse(const struct segment_mapping *mapping, const struct segment_terms *terms);

@@ -365,6 +365,7 @@ static void say_leaving(const struct store *store)
 enum server_status server_run(struct server *server, int signal_fd)
 {
     int signal_number;
+    server->store->stop_fd = signal_fd;
     server->deadline_us = clock_deadline_us(server->config.reconnect_timeout_ms * 1000);
     for (;;) {
         enum outcome turn = connect_to_coordinator(server, signal_fd);

@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +105,7 @@ int store_open(const struct store_config *config, struct store **ret_store, char
         return -ENOMEM;
     }
     store->config = *config;
-    store->segment_fd = -1;
+    store->segment_fd = store->stop_fd = -1;
     store->memory_bound = -EALREADY;
     turn_init(&store->turn);
     atomic_store(&store->progress.phase, "idle");
@@ -189,12 +190,20 @@ static int bind_segment(void *context, void *address, uint64_t n_bytes)
     return topology_bind_memory(store->topology, store->node, address, n_bytes);
 }
 
-static void note_promised(void *context, uint64_t n_done, uint64_t n_bytes)
+/* A large segment takes minutes: nobody who stops the store waits for it. */
+static int check_stop(const struct store *store)
+{
+    struct pollfd item = {.fd = store->stop_fd, .events = POLLIN};
+    return store->stop_fd >= 0 && poll(&item, 1, 0) > 0 ? -ECANCELED : 0;
+}
+
+static int note_promised(void *context, uint64_t n_done, uint64_t n_bytes)
 {
     struct store *store = context;
     atomic_fetch_add_explicit(&store->progress.value, 1, memory_order_relaxed);
     atomic_store_explicit(&store->progress.percent, (uint32_t)((double)n_done / (double)n_bytes * 100),
                           memory_order_relaxed);
+    return check_stop(store);
 }
 
 /* From the pool of huge pages if it has all of them there: it is asked by taking them, so none can be missing later. */
@@ -237,11 +246,13 @@ static int make_segment(struct store *store, struct blocks_plan *plan, uint64_t 
     if (result < 0)
         return result;
     result = create_segment(store, plan, max_bytes, &fd);
-    if (result < 0) {
+    if (result == -ECANCELED)
+        snprintf(sentence, STORE_SENTENCE, "the store is told to stop");
+    else if (result < 0)
         snprintf(sentence, STORE_SENTENCE, "a segment of %.0f MiB could not be made: %s (%.0f MiB are available)",
                  (double)plan->n_bytes / MIB, strerror(-result), (double)segment_available_bytes() / MIB);
+    if (result < 0)
         return result;
-    }
     result = segment_map(fd, plan->n_bytes, true, &store->mapping);
     if (result < 0) {
         snprintf(sentence, STORE_SENTENCE, "a segment of %.0f MiB could not be mapped: %s", (double)plan->n_bytes / MIB,
@@ -254,6 +265,10 @@ static int make_segment(struct store *store, struct blocks_plan *plan, uint64_t 
         atomic_store_explicit(&store->progress.phase, "making huge pages", memory_order_relaxed);
         store->huge_bytes = segment_collapse(
             &store->mapping, &(const struct segment_terms){.context = store, .promised = note_promised});
+        if (check_stop(store) < 0) {
+            snprintf(sentence, STORE_SENTENCE, "the store is told to stop");
+            return -ECANCELED;
+        }
     }
     uint64_t wanted = plan->n_bytes / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
     if (store->config.huge_pages == STORE_HUGE_REQUIRE && (wanted == 0 || store->huge_bytes < wanted)) {

@@ -54,6 +54,7 @@ struct store {
     int memory_right;  /* result of binding a page for trial */
     int memory_bound;  /* -EALREADY: no segment yet */
     uint64_t huge_bytes;
+    int stop_fd; /* readable: formatting is given up; -1: nobody will ask for that */
 
     int segment_fd; /* -1: no segment; kept to show it to a new coordinator */
     struct segment_mapping mapping;
@@ -72,7 +73,8 @@ void store_begin_turn(struct store *store, const char *phase); /* a literal */
 void store_end_turn(struct store *store);
 
 /* A new segment in place of what there was: as many blocks of this shape as fit into memory_bytes.
- * -EINVAL: shape; -ENOSPC: not one block fits; -ENOMEM: also huge pages that are required and not there. */
+ * -EINVAL: shape; -ENOSPC: not one block fits; -ENOMEM: also huge pages that are required and not there; -ECANCELED: by
+ * stop_fd. */
 int store_format(struct store *store, const struct row_shape *shape, char sentence[STORE_SENTENCE]);
 
 /* Takes over a dead store's segment; the descriptor becomes the store's own on success only. Errors of segment_map() and

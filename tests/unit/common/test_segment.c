@@ -172,6 +172,36 @@ static void binding_comes_before_the_pages(void **state)
     }
 }
 
+/* Counts down; at 0 it is given up. */
+static int give_up(void *context, uint64_t n_done, uint64_t n_bytes)
+{
+    int *n_left = context;
+    assert_true(n_done <= n_bytes);
+    return (*n_left)-- > 0 ? 0 : -ECANCELED;
+}
+
+static void making_is_given_up(void **state)
+{
+    (void)state;
+    int n_before = helpers_n_descriptors(), fd = -1;
+    struct segment_mapping mapping = {0};
+    for (int patience = 0; patience < 2; patience++) { /* before the only piece, and after it */
+        int n_left = patience;
+        const struct segment_terms terms = {.context = &n_left, .promised = give_up};
+        assert_int_equal(segment_create_on("test", MIB, &terms, NULL, &fd), -ECANCELED);
+        assert_int_equal(fd, -1);
+        assert_int_equal(helpers_n_descriptors(), n_before);
+    }
+    int n_left = 2;
+    const struct segment_terms terms = {.context = &n_left, .promised = give_up};
+    assert_int_equal(segment_create_on("test", 130 * MIB, &terms, NULL, &fd), 0);
+    assert_int_equal(segment_map(fd, 0, true, &mapping), 0);
+    segment_collapse(&mapping, &terms);
+    assert_int_equal(n_left, -1); /* asked before the first piece of 64 MiB, and never again */
+    segment_unmap(&mapping);
+    close(fd);
+}
+
 static void collapsing_keeps_the_bytes(void **state)
 {
     (void)state;
@@ -195,9 +225,13 @@ static void collapsing_keeps_the_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_segment_is_promised_sealed_and_zero), cmocka_unit_test(a_foreign_descriptor_is_checked),
-        cmocka_unit_test(sizes_that_cannot_be_are_refused),      cmocka_unit_test(a_readonly_descriptor_stays_readonly),
-        cmocka_unit_test(binding_comes_before_the_pages),        cmocka_unit_test(collapsing_keeps_the_bytes),
+        cmocka_unit_test(a_segment_is_promised_sealed_and_zero),
+        cmocka_unit_test(a_foreign_descriptor_is_checked),
+        cmocka_unit_test(sizes_that_cannot_be_are_refused),
+        cmocka_unit_test(a_readonly_descriptor_stays_readonly),
+        cmocka_unit_test(binding_comes_before_the_pages),
+        cmocka_unit_test(collapsing_keeps_the_bytes),
+        cmocka_unit_test(making_is_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -141,13 +141,37 @@ static void a_segment_that_is_too_large(void **state)
     store_close(store);
 }
 
+static void formatting_is_given_up(void **state)
+{
+    (void)state;
+    struct store *store = NULL;
+    struct store_config config = config_of(8 * MIB);
+    char sentence[STORE_SENTENCE] = "", byte = 0;
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(open_store(&config, &store, NULL), 0);
+    store->stop_fd = fds[0];
+    assert_int_equal(store_format(store, &shape, sentence), 0); /* nobody stops it */
+    assert_int_equal(write(fds[1], &byte, 1), 1);
+    for (uint32_t huge = 0; huge < 3; huge++) {
+        static const enum store_huge all[] = {STORE_HUGE_TRY, STORE_HUGE_REQUIRE, STORE_HUGE_OFF};
+        store->config.huge_pages = all[huge];
+        assert_int_equal(store_format(store, &shape, sentence), -ECANCELED);
+        assert_string_equal(sentence, "the store is told to stop");
+        assert_null(store->blocks);
+        assert_int_equal(store->segment_fd, -1);
+    }
+    store_close(store);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pages_of_a_segment_are_found),
-        cmocka_unit_test(a_store_has_a_node),
-        cmocka_unit_test(a_percentage_is_of_the_node),
-        cmocka_unit_test(a_segment_that_is_too_large),
+        cmocka_unit_test(pages_of_a_segment_are_found), cmocka_unit_test(a_store_has_a_node),
+        cmocka_unit_test(a_percentage_is_of_the_node),  cmocka_unit_test(a_segment_that_is_too_large),
+        cmocka_unit_test(formatting_is_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
