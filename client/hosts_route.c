@@ -199,7 +199,9 @@ static int look(struct hcattn *client, uint64_t session, bool every, uint64_t de
             ready |= has_come(host) && host->look.ready;
         }
         uint64_t now_us = clock_now_us();
-        bool enough = found || all || (!every && ready && now_us - begun_us >= LOOK_US);
+        bool enough = all || (!every && ready && now_us - begun_us >= LOOK_US);
+        if (found)
+            return 0; /* the others need not have answered yet */
         if (enough || now_us >= until_us)
             break;
         uint64_t wake_us = now_us + LOOK_AGAIN_US < until_us ? now_us + LOOK_AGAIN_US : until_us;
@@ -209,8 +211,8 @@ static int look(struct hcattn *client, uint64_t session, bool every, uint64_t de
     }
     for (size_t i = 0; i < hosts->n; i++) {
         struct host *host = &hosts->all[i];
-        if (host->look.asked && !has_come(host))
-            hosts_miss(host);
+        if (host->look.asked && !has_come(host) && (clock_now_us() - begun_us >= LOOK_US || hosts_hopeless(host)))
+            hosts_miss(host); /* it had its time */
         if (!hosts->identity[0] && has_come(host) && host->look.ready)
             memcpy(hosts->identity, host->identity, sizeof(hosts->identity));
     }

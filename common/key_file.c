@@ -75,10 +75,9 @@ static int split(char *text, struct line *ret_line)
     bool comment = *key == '#' || *key == '\0';
     *end = '\0';
     mark[strcspn(mark, blanks)] = '\0';
-    bool is_key = socket_is_key(key); /* which may begin with '#' */
-    if (!is_key && !comment)
+    if (!comment && !socket_is_key(key)) /* of which none begins with '#': its first word would be beyond 32 bits */
         return -EINVAL;
-    *ret_line = (struct line){.key = is_key ? key : NULL, .mark = mark};
+    *ret_line = (struct line){.key = comment ? NULL : key, .mark = mark};
     return 0;
 }
 

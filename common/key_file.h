@@ -1,9 +1,8 @@
 /*
  * key_file.h - CURVE keys in files: made, read, listed.
  *
- * Files      lines "KEY comment", KEY being 40 characters of Z85; lines that begin with '#' and hold no key are comments, as are
- *            empty ones. A pair is BASE.secret (mode 0600, one key) and BASE.public; of several .public files concatenation makes a
- *            list.
+ * Files      lines "KEY comment", KEY being 40 characters of Z85; empty lines and those that begin with '#' are comments. A pair is
+ *            BASE.secret (mode 0600, one key) and BASE.public; .public files put together make a list.
  * Errors     negative errno, with one sentence that names the file.
  * Threads    any.
  */
