@@ -92,6 +92,7 @@ void membership_set(struct server *server, uint64_t members, uint64_t leaving, u
     server->leaving = leaving;
     server->left = left;
     server->dirty = true;
+    workers_judge(server); /* one may have waited for a store that is none of them any more */
     int result = save(server);
     if (result != 0)
         LOG_ERROR("a later coordinator will not know which stores there are: %s/membership cannot be written: %s",

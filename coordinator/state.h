@@ -324,6 +324,7 @@ void workers_registered(struct server *server, struct process *process);
 void workers_exchange(struct server *server, struct process *worker, const Hcattn__Control__Exchange *message, int fd);
 void workers_exchange_ready(struct server *server, struct process *store,
                             const Hcattn__Control__ExchangeReady *message);
+void workers_judge(struct server *server); /* those that all members are paired with are ready */
 void workers_hung_up(struct server *server, struct process *process);
 void workers_died(struct server *server, struct process *process);
 bool workers_serves(const struct process *process);        /* is it a worker that work can be sent to? */

@@ -120,12 +120,21 @@ void workers_exchange_ready(struct server *server, struct process *store, const 
     worker->pairs |= UINT64_C(1) << store->index;
     rings_pair(server, worker, store);
     membership_promote(server);
-    if (worker->state == PROCESS_STARTING && (server->members & ~server->leaving & ~worker->pairs) == 0) {
+    workers_judge(server);
+    server->dirty = true;
+}
+
+void workers_judge(struct server *server)
+{
+    uint32_t cursor = 0;
+    for (struct process *worker; (worker = registry_next(server->registry, &cursor));) {
+        if (worker->role != PROCESS_WORKER || worker->state != PROCESS_STARTING || !worker->pairs ||
+            server->members & ~server->leaving & ~worker->pairs)
+            continue;
         (void)registry_move(worker, PROCESS_READY, server->now_us);
         LOG_INFO("gpu-worker %u is ready (%u of %u): model %s, %d stores", worker->index, n_ready(server),
                  server->options.n_workers, worker->model_name, __builtin_popcountll(server->members));
     }
-    server->dirty = true;
 }
 
 /* ---- death ---- */
