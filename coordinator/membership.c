@@ -115,15 +115,32 @@ void membership_promote(struct server *server)
                      __builtin_popcountll(server->members));
 }
 
+/* Of those that had joined only what is here counts from now on. */
+static void forget_missing(struct server *server)
+{
+    uint64_t missing = server->members & ~server->seen & ~first_stores(server);
+    server->stores_given = true;
+    if (missing)
+        LOG_WARNING("%d stores that had joined did not come back: no longer waited for",
+                    __builtin_popcountll(missing));
+    membership_set(server, server->members & ~missing, server->leaving & ~missing, server->left);
+}
+
+void membership_seen(struct server *server, uint32_t store, bool holds_segment)
+{
+    uint64_t first = server->members & first_stores(server);
+    server->seen |= UINT64_C(1) << store;
+    server->segments_found = server->segments_found || holds_segment;
+    /* All that --stores names are new: so is the service, and what is remembered is of an earlier one. */
+    if (!server->stores_given && first && !(first & ~server->seen) && !server->segments_found)
+        forget_missing(server);
+}
+
 void membership_tick(struct server *server)
 {
     if (server->stores_given || server->now_us - server->started_us <= server->options.recovery_timeout_us)
         return;
-    server->stores_given = true;
-    uint64_t missing = server->members & ~server->seen & ~first_stores(server);
-    if (missing)
-        LOG_WARNING("%d stores that had joined did not come back: no longer waited for", __builtin_popcountll(missing));
-    membership_set(server, server->members & ~missing, server->leaving & ~missing, server->left);
+    forget_missing(server);
     stores_judge(server);
 }
 

@@ -174,12 +174,13 @@ struct server {
     enum server_transport transport;  /* now */
     char policy[LAYOUT_POLICY_BYTES]; /* of sessions that name none, now */
     uint64_t next_sequence, next_work, next_ticket, next_move;
-    uint64_t members;  /* bit per store: sessions are served from it, and it is waited for */
-    uint64_t leaving;  /* members that are being drained */
-    uint64_t left;     /* drained: not let in again as the life that left */
-    uint64_t seen;     /* have registered here */
-    bool stores_given; /* no store that has not been seen will bring sessions any more */
-    uint64_t n_ended;  /* requests that a Drain waits for */
+    uint64_t members;    /* bit per store: sessions are served from it, and it is waited for */
+    uint64_t leaving;    /* members that are being drained */
+    uint64_t left;       /* drained: not let in again as the life that left */
+    uint64_t seen;       /* have registered here */
+    bool segments_found; /* one of them came with its segment: another coordinator was here */
+    bool stores_given;   /* no store that has not been seen will bring sessions any more */
+    uint64_t n_ended;    /* requests that a Drain waits for */
     bool draining;
     struct work_packet *first_work, *last_work;
     uint32_t n_work_packets;
@@ -288,7 +289,8 @@ void membership_load(struct server *server); /* from the runtime directory, or a
 bool membership_has(const struct server *server, uint32_t store);
 void membership_set(struct server *server, uint64_t members, uint64_t leaving, uint64_t left); /* and remembers it */
 void membership_promote(struct server *server); /* stores that serve and that all workers reach */
-void membership_tick(struct server *server);    /* no longer waits for stores that had joined and do not come back */
+void membership_seen(struct server *server, uint32_t store, bool holds_segment); /* it has registered */
+void membership_tick(struct server *server); /* no longer waits for stores that had joined and do not come back */
 uint64_t membership_targets(const struct server *server); /* that new blocks may be placed in */
 
 /* ---- moves.c ---- */

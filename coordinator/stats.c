@@ -213,6 +213,13 @@ static void fill(const struct server *server, struct tables *tables, Hcattn__Sta
             size_t i = stats->n_processes++;
             describe_process(server, process, &tables->processes[i], tables->states[i]);
         }
+    for (uint32_t i = 0; i < SERVER_MAX_STORES; i++)
+        if (server->left >> i & 1u && !registry_find(server->registry, PROCESS_STORE, i) &&
+            stats->n_processes < capacity) { /* an earlier coordinator let it go */
+            const struct process gone = {.role = PROCESS_STORE, .index = i, .state = PROCESS_DEAD, .numa_node = -1};
+            size_t j = stats->n_processes++;
+            describe_process(server, &gone, &tables->processes[j], tables->states[j]);
+        }
     cursor = 0;
     for (const struct session *session; (session = sessions_next(server->sessions, &cursor));)
         stats_session(server, session, &tables->sessions[stats->n_sessions++]);
@@ -242,7 +249,7 @@ static uint32_t n_running(const struct server *server)
 
 void stats_stats(struct server *server, const struct client_route *client, uint64_t request_id)
 {
-    uint32_t capacity = 1, cursor = 0;
+    uint32_t capacity = 1u + (uint32_t)__builtin_popcountll(server->left), cursor = 0;
     while (registry_next(server->registry, &cursor))
         capacity++;
     size_t n_sessions = sessions_count(server->sessions) + 1u;

@@ -261,7 +261,7 @@ int stores_registered(struct server *server, struct process *process, bool holds
     if (!holds_segment) {
         if (fd >= 0)
             close(fd);
-        server->seen |= UINT64_C(1) << number;
+        membership_seen(server, number, false);
         return 0;
     }
     bool known = fd >= 0 && descriptors_same(server->descriptors, number, fd);
@@ -295,7 +295,7 @@ int stores_registered(struct server *server, struct process *process, bool holds
             return result;
         }
     }
-    server->seen |= UINT64_C(1) << number;
+    membership_seen(server, number, true);
     return 0;
 }
 
