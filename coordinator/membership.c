@@ -121,8 +121,7 @@ static void forget_missing(struct server *server)
     uint64_t missing = server->members & ~server->seen & ~first_stores(server);
     server->stores_given = true;
     if (missing)
-        LOG_WARNING("%d stores that had joined did not come back: no longer waited for",
-                    __builtin_popcountll(missing));
+        LOG_WARNING("%d stores that had joined did not come back: no longer waited for", __builtin_popcountll(missing));
     membership_set(server, server->members & ~missing, server->leaving & ~missing, server->left);
 }
 
