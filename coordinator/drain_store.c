@@ -51,14 +51,10 @@ static void resume(struct server *server, struct request *request, uint32_t numb
         for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
             if (session->move && session->move->from == number && session->move->step != MOVE_COMMIT)
                 moves_give_up(server, session);
-    } else if (is_in(server->left, number) && !stores_ready(server, number)) {
-        const struct process *supervisor = registry_supervisor_of(server->registry, &self);
-        if (!peers_of(supervisor)) {
-            flow_fail(server, request, HCATTN__ERROR_CODE__UNAVAILABLE, NULL,
-                      "value-store %u has left, and no supervisor of it is there: start it again", number);
-            return;
-        }
-        control_start(server, peers_of(supervisor));
+    } else if (is_in(server->left, number) && !peers_of(registry_supervisor_of(server->registry, &self))) {
+        flow_fail(server, request, HCATTN__ERROR_CODE__UNAVAILABLE, NULL,
+                  "value-store %u has left, and no supervisor of it is there: start it again", number);
+        return;
     } else if (!membership_has(server, number) && !registry_find(server->registry, PROCESS_STORE, number)) {
         flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "there is no value-store %u", number);
         return;
@@ -70,6 +66,7 @@ void drain_store_enter(struct server *server, struct request *request)
 {
     uint32_t number = message_of(request)->store;
     uint64_t bit = UINT64_C(1) << number;
+    request->probed_us = server->now_us;
     if (message_of(request)->resume) {
         resume(server, request, number);
         return;
@@ -91,8 +88,18 @@ void drain_store_enter(struct server *server, struct request *request)
                   number);
         return;
     }
-    request->probed_us = server->now_us;
     (void)requests_move(request, REQUEST_RESERVING, server->now_us);
+}
+
+/* Once the life that left has ended: before, its supervisor would make nothing of it. */
+static void start_again(struct server *server, struct request *request, uint32_t number)
+{
+    struct process self = {.role = PROCESS_STORE, .index = number};
+    struct peer *peer = peers_of(registry_supervisor_of(server->registry, &self));
+    if (!peer || request->started)
+        return;
+    request->started = true;
+    control_start(server, peer);
 }
 
 void drain_store_waiting(struct server *server, struct request *request)
@@ -100,7 +107,9 @@ void drain_store_waiting(struct server *server, struct request *request)
     uint32_t number = message_of(request)->store;
     const struct process *process = registry_find(server->registry, PROCESS_STORE, number);
     bool wants_it = message_of(request)->resume;
-    if (wants_it && membership_has(server, number) && !is_in(server->leaving, number))
+    if (wants_it && is_in(server->left, number) && (!process || process->state == PROCESS_DEAD))
+        start_again(server, request, number);
+    else if (wants_it && membership_has(server, number) && !is_in(server->leaving, number))
         drained(server, request, number);
     else if (!wants_it && is_in(server->left, number) && (!process || process->state == PROCESS_DEAD))
         drained(server, request, number);

@@ -82,6 +82,7 @@ struct request {
     bool mute;         /* the client is gone or was answered: replies are dropped */
     bool cancelled;    /* the client asked for it */
     bool restart;      /* stop and run again from resume_from */
+    bool started;      /* DrainStore: its supervisor was told to start it */
     bool parking;      /* stop, and run again once the session has moved; its client need not know */
 
     uint64_t entered_us, dispatched_us; /* first Run */
