@@ -220,6 +220,8 @@ static void give_up_segment(struct server *server, uint32_t store, const char *r
 static void order_format(struct server *server, struct process *process)
 {
     struct store *store = &server->stores[process->index];
+    /* it is a later life than the one that left, also to a coordinator that finds it with what it makes now */
+    membership_set(server, server->members, server->leaving, server->left & ~(UINT64_C(1) << process->index));
     store->order = ORDER_FORMAT;
     store->ordered = process->incarnation;
     control_format(server, peers_of(process), &server->model.shape);
@@ -282,7 +284,9 @@ int stores_registered(struct server *server, struct process *process, bool holds
                                                            : strerror(-result));
         return result;
     }
-    if (!known) {
+    if (server->left >> number & 1u) /* it was not told any more that it may go: nothing in it counts */
+        server->stores[number].left = 0;
+    else if (!known) {
         result = add_to_placement(server, number);
         if (result == 0)
             result = rebuild_store(server->sessions, server->placement, number,
@@ -311,8 +315,8 @@ void stores_check(struct server *server, struct process *process)
     }
     uint64_t owner = descriptors_owner(server->descriptors, number);
     if (store->left == process->incarnation)
-        return;                                                         /* it ends */
-    if (server->left >> number & 1u && owner == process->incarnation) { /* it was not told any more that it may go */
+        return; /* it ends */
+    if (server->left >> number & 1u && owner == process->incarnation) {
         stores_leave(server, number);
         return;
     }
