@@ -63,7 +63,7 @@ void membership_load(struct server *server)
         return;
     ssize_t n = read(fd, text, sizeof(text) - 1);
     close(fd);
-    if (n <= 0 || sscanf(text, SCAN, &n_stores, &members, &leaving, &left) != 4 || (members | left) == 0 ||
+    if (n <= 0 || sscanf(text, SCAN, &n_stores, &members, &leaving, &left) != 4 || (members & ~leaving) == 0 ||
         leaving & ~members || left & members) {
         LOG_WARNING("%s is not what a coordinator wrote: ignored", path);
         return;
@@ -122,7 +122,12 @@ static void forget_missing(struct server *server)
     server->stores_given = true;
     if (missing)
         LOG_WARNING("%d stores that had joined did not come back: no longer waited for", __builtin_popcountll(missing));
-    membership_set(server, server->members & ~missing, server->leaving & ~missing, server->left);
+    uint64_t members = server->members & ~missing, leaving = server->leaving & ~missing;
+    if (leaving == members) { /* nothing could go anywhere */
+        LOG_WARNING("no value-store is drained any more: the one that was to stay did not come back");
+        leaving = 0;
+    }
+    membership_set(server, members, leaving, server->left);
 }
 
 void membership_seen(struct server *server, uint32_t store, bool holds_segment)
