@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/random.h"
 #include "tests/unit/coordinator/fakes.h"
@@ -77,10 +78,15 @@ bool fake_client_has(const struct fake_client *client, uint64_t request)
     return false;
 }
 
-Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind)
+Hcattn__Reply *fake_client_take_any(struct fakes *fakes, uint64_t request)
 {
     FAKES_WAIT(fakes, fake_client_has(&fakes->client, request));
-    Hcattn__Reply *reply = next_of(&fakes->client, request);
+    return next_of(&fakes->client, request);
+}
+
+Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind)
+{
+    Hcattn__Reply *reply = fake_client_take_any(fakes, request);
     if (reply->reply_case != kind) {
         fprintf(stderr, "reply of kind %d instead of %d%s%s\n", (int)reply->reply_case, (int)kind,
                 reply->reply_case == HCATTN__REPLY__REPLY_ERROR ? ": " : "",
@@ -200,6 +206,52 @@ uint64_t fake_client_drain(struct fakes *fakes, bool resume)
     request.request_case = HCATTN__REQUEST__REQUEST_DRAIN;
     request.drain = &message;
     return fake_client_ask(fakes, &request);
+}
+
+uint64_t fake_client_drain_store(struct fakes *fakes, uint32_t store, bool resume)
+{
+    Hcattn__DrainStore message = HCATTN__DRAIN_STORE__INIT;
+    Hcattn__Request request = HCATTN__REQUEST__INIT;
+    message.store = store;
+    message.resume = resume;
+    request.request_case = HCATTN__REQUEST__REQUEST_DRAIN_STORE;
+    request.drain_store = &message;
+    return fake_client_ask(fakes, &request);
+}
+
+static void drop_progress(struct fakes *fakes, uint64_t id)
+{
+    struct fake_client *client = &fakes->client;
+    for (uint32_t i = 0; i < client->n_queue; i++)
+        if (client->queue[i]->request_id == id &&
+            client->queue[i]->reply_case == HCATTN__REPLY__REPLY_STORE_DRAIN_PROGRESS) {
+            hcattn__reply__free_unpacked(next_of(client, id), NULL);
+            i--;
+        }
+}
+
+uint32_t fake_client_drained(struct fakes *fakes, uint64_t id)
+{
+    do {
+        FAKES_WAIT(fakes, fake_client_has(&fakes->client, id));
+        drop_progress(fakes, id);
+    } while (!fake_client_has(&fakes->client, id));
+    Hcattn__Reply *reply = fake_client_take(fakes, id, HCATTN__REPLY__REPLY_STORE_DRAINED);
+    uint32_t n_sessions = reply->store_drained->n_sessions;
+    hcattn__reply__free_unpacked(reply, NULL);
+    return n_sessions;
+}
+
+void fake_client_drain_waits(struct fakes *fakes, uint64_t id, const char *words)
+{
+    uint64_t deadline = fakes_deadline();
+    for (bool said = false; !said;) {
+        Hcattn__Reply *reply = fake_client_take(fakes, id, HCATTN__REPLY__REPLY_STORE_DRAIN_PROGRESS);
+        said = strstr(reply->store_drain_progress->waits, words) != NULL;
+        if (!said)
+            fakes_fail_late(words, __FILE__, __LINE__, deadline);
+        hcattn__reply__free_unpacked(reply, NULL);
+    }
 }
 
 uint64_t fake_client_describe(struct fakes *fakes, uint64_t session)

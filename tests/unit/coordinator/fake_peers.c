@@ -91,6 +91,13 @@ void fake_supervisor_child_dead(struct fake_supervisor *supervisor, uint64_t inc
     fakes_say(supervisor->fd, &control, -1);
 }
 
+void fake_supervisor_hang_up(struct fake_supervisor *supervisor)
+{
+    if (supervisor->fd >= 0)
+        close(supervisor->fd);
+    supervisor->fd = -1;
+}
+
 void fake_supervisor_pump(struct fake_supervisor *supervisor)
 {
     Hcattn__Control__Control *message;
@@ -100,10 +107,9 @@ void fake_supervisor_pump(struct fake_supervisor *supervisor)
             supervisor->fenced = message->fence->incarnation;
             snprintf(supervisor->reason, sizeof(supervisor->reason), "%s", message->fence->reason);
         }
+        supervisor->n_starts += message->message_case == HCATTN__CONTROL__CONTROL__MESSAGE_START;
         hcattn__control__control__free_unpacked(message, NULL);
     }
-    if (fd == -2) {
-        close(supervisor->fd);
-        supervisor->fd = -1;
-    }
+    if (fd == -2)
+        fake_supervisor_hang_up(supervisor);
 }

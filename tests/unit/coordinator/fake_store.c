@@ -40,6 +40,7 @@ void fake_store_rebirth(struct fake_store *store)
     segments_drop(&store->segment);
     store->has_segment = false;
     store->silent = false;
+    store->ignored = store->unanswered = 0;
     store->incarnation = random_u64();
 }
 
@@ -105,6 +106,13 @@ static void say_done(struct fake_store *store, uint64_t sequence, int32_t status
         fake_store_say_done(store, sequence, status);
 }
 
+/* Of an order that it may have been told not to answer. */
+static void answer(struct fake_store *store, uint32_t order, uint64_t sequence, int32_t status)
+{
+    if (!(store->unanswered & order))
+        say_done(store, sequence, status);
+}
+
 /* The live record of a session; NULL: none. *ret_free: the first slot that is free. */
 static struct session_record *record_of(struct fake_store *store, uint64_t session, uint32_t *ret_free)
 {
@@ -119,22 +127,42 @@ static struct session_record *record_of(struct fake_store *store, uint64_t sessi
     return NULL;
 }
 
-/* As a store does: the same record again is fine, another one under the same id is not. */
+/* The lanes of a record that is there. */
+static int32_t move_record(struct session_record *record, const Hcattn__Control__SessionOpen *message)
+{
+    uint32_t moves = atomic_load(&record->moves);
+    if (message->moves < moves)
+        return -ESTALE;
+    if (message->moves == moves)
+        return memcmp(record->lane_store[moves % 2], message->lane_store.data, LAYOUT_N_LANES) == 0 ? 0 : -EEXIST;
+    memcpy(record->lane_store[message->moves % 2], message->lane_store.data, LAYOUT_N_LANES);
+    atomic_store(&record->moves, message->moves);
+    return 0;
+}
+
+/* As a store does: the same record again is fine, one that moved is taken, another one under the same id is not. */
 static void open_session(struct fake_store *store, const Hcattn__Control__SessionOpen *message)
 {
     uint32_t slot;
-    store->n_opens++;
     assert(message->lane_store.len == LAYOUT_N_LANES);
     snprintf(store->policy, sizeof(store->policy), "%s", message->policy);
     store->exact_tokens = message->exact_tokens;
     struct session_record *record = record_of(store, message->session, &slot);
-    if (store->open_status != 0 || store->silent) {
-        say_done(store, message->sequence, store->open_status);
+    bool commits = record && message->moves > atomic_load(&record->moves);
+    int32_t status = commits ? store->commit_status : store->open_status;
+    store->n_opens += !commits;
+    store->n_commits += commits;
+    if (store->ignored & (commits ? FAKE_COMMIT : FAKE_OPEN))
+        return;
+    if (status != 0 || store->silent) {
+        say_done(store, message->sequence, status);
         return;
     }
     if (record) {
-        bool same = strcmp(record->policy, message->policy) == 0 && record->exact_tokens == message->exact_tokens;
-        say_done(store, message->sequence, same ? 0 : -EEXIST);
+        bool same = strcmp(record->policy, message->policy) == 0 && record->exact_tokens == message->exact_tokens &&
+                    record->flags == message->flags && record->opened_unix_s == message->opened_unix_s;
+        answer(store, commits ? FAKE_COMMIT : FAKE_OPEN, message->sequence,
+               same ? move_record(record, message) : -EEXIST);
         return;
     }
     assert(slot != UINT32_MAX);
@@ -143,13 +171,18 @@ static void open_session(struct fake_store *store, const Hcattn__Control__Sessio
     record = segments_record(&store->segment, slot);
     snprintf(record->policy, sizeof(record->policy), "%s", message->policy);
     record->exact_tokens = message->exact_tokens;
-    say_done(store, message->sequence, 0);
+    record->opened_unix_s = message->opened_unix_s;
+    memcpy(record->lane_store[message->moves % 2], message->lane_store.data, LAYOUT_N_LANES);
+    atomic_store(&record->moves, message->moves);
+    answer(store, FAKE_OPEN, message->sequence, 0);
 }
 
 static void reserve(struct fake_store *store, const Hcattn__Control__Reserve *message)
 {
     uint32_t slot;
     store->n_reserves++;
+    if (store->ignored & FAKE_RESERVE)
+        return;
     if (store->reserve_status != 0 || store->silent) {
         say_done(store, message->sequence, store->reserve_status);
         return;
@@ -171,7 +204,7 @@ static void reserve(struct fake_store *store, const Hcattn__Control__Reserve *me
             segments_write_block(&store->segment, handle, message->session, block->number, previous,
                                  block->previous_store, 0);
     }
-    say_done(store, message->sequence, 0);
+    answer(store, FAKE_RESERVE, message->sequence, 0);
 }
 
 /* Blocks that are sealed, into open ones that are empty; what is there already stays. */
@@ -204,6 +237,69 @@ static void copy(struct fake_store *store, const Hcattn__Control__Copy *message)
         store->n_copied++;
     }
     say_done(store, message->sequence, 0);
+}
+
+static bool is_of(const struct block_header *header, uint64_t session, const Hcattn__Control__Handle *handle)
+{
+    return atomic_load(&header->state) != BLOCK_FREE && header->session == session &&
+           header->handle.generation == handle->generation;
+}
+
+/* Ids of blocks of another segment; what is there already stays. */
+static int32_t import_blocks(struct fake_store *store, const Hcattn__Control__Import *message, void *segment)
+{
+    uint32_t before = 0;
+    assert(message->n_blocks > 0 && message->n_blocks <= 256);
+    for (size_t i = 0; i < message->n_blocks; i++) {
+        const struct block_header *from = layout_block(segment, message->blocks[i]->from->index);
+        struct block_header *to = segments_block(&store->segment, message->blocks[i]->to->index);
+        if (!is_of(from, message->session, message->blocks[i]->from) ||
+            !is_of(to, message->session, message->blocks[i]->to)) {
+            store->n_stale++;
+            return -ESTALE;
+        }
+        uint32_t n_ids = atomic_load(&from->n_ids);
+        assert(from->number == to->number && (i == 0 || to->number > before));
+        assert(n_ids > 0 && n_ids >= atomic_load(&to->n_ids));
+        before = to->number;
+        memcpy(to->ids, from->ids, sizeof(to->ids));
+        atomic_store(&to->n_ids, n_ids);
+        atomic_store(&to->state, atomic_load(&from->state));
+        store->n_imported++;
+    }
+    return 0;
+}
+
+static void import(struct fake_store *store, const Hcattn__Control__Import *message, int fd)
+{
+    struct segment_mapping mapping = {0};
+    assert(fd >= 0);
+    int result = segment_map(fd, 0, true, &mapping);
+    assert(result != 0); /* it may only read there */
+    result = segment_map(fd, 0, false, &mapping);
+    assert(result == 0);
+    (void)result;
+    close(fd);
+    assert(((const struct segment_header *)mapping.address)->store == message->from_store);
+    store->n_imports++;
+    if (store->import_status != 0 || store->silent)
+        say_done(store, message->sequence, store->import_status);
+    else if (!(store->ignored & FAKE_IMPORT))
+        answer(store, FAKE_IMPORT, message->sequence, import_blocks(store, message, mapping.address));
+    segment_unmap(&mapping);
+}
+
+/* Nothing of a session may be left in it that is not somewhere else. */
+static void leave(struct fakes *fakes, struct fake_store *store)
+{
+    store->n_leaves++;
+    if (store->stays)
+        return;
+    fake_store_hang_up(store);
+    segments_drop(&store->segment);
+    store->has_segment = false;
+    if (fakes->store_supervisor[store->index].fd >= 0)
+        fake_supervisor_child_dead(&fakes->store_supervisor[store->index], store->incarnation);
 }
 
 static void ring_order(struct fakes *fakes, struct fake_store *store, uint64_t worker, uint64_t sequence, bool grant)
@@ -240,18 +336,22 @@ static void forget_grant(struct fake_store *store, uint64_t worker)
 
 static void release(struct fake_store *store, const Hcattn__Control__Release *message)
 {
+    uint32_t lanes = message->lanes ? message->lanes : UINT32_MAX;
     store->n_releases++;
-    if (store->silent)
+    store->release_lanes = message->lanes;
+    if (store->silent || store->ignored & FAKE_RELEASE)
         return;
     for (uint32_t i = 0; i < store->segment.header->n_blocks; i++) {
         struct block_header *header = segments_block(&store->segment, i);
-        if (header->session == message->session && header->number >= message->from_number)
+        if (header->session == message->session && header->number >= message->from_number &&
+            lanes >> header->number % LAYOUT_N_LANES & 1u)
             atomic_store(&header->state, BLOCK_FREE);
     }
-    for (uint32_t i = 0; message->from_number == 0 && i < store->segment.header->session_capacity; i++)
+    bool all = message->from_number == 0 && message->lanes == 0;
+    for (uint32_t i = 0; all && i < store->segment.header->session_capacity; i++)
         if (segments_record(&store->segment, i)->session == message->session)
             atomic_store(&segments_record(&store->segment, i)->state, SESSION_RECORD_FREE);
-    say_done(store, message->sequence, 0);
+    answer(store, FAKE_RELEASE, message->sequence, 0);
 }
 
 static void exchange(struct fake_store *store, const Hcattn__Control__Exchange *message, int fd)
@@ -302,6 +402,12 @@ static void store_hears(struct fakes *fakes, struct fake_store *store, Hcattn__C
     case HCATTN__CONTROL__CONTROL__MESSAGE_COPY:
         copy(store, message->copy);
         break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_IMPORT:
+        import(store, message->import, fd);
+        break;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_LEAVE:
+        leave(fakes, store);
+        break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_RING_GRANT:
         ring_order(fakes, store, message->ring_grant->worker_incarnation, message->ring_grant->sequence, true);
         break;
@@ -329,14 +435,32 @@ void fake_store_pump(struct fakes *fakes, struct fake_store *store)
     fake_peers_take_descriptors(store->data, &store->last, &store->n_descriptors);
 }
 
+bool fake_store_lanes(struct fakes *fakes, uint64_t session, uint8_t ret_lane_store[LAYOUT_N_LANES])
+{
+    uint32_t slot;
+    const struct session_record *newest = NULL;
+    for (uint32_t i = 0; i < FAKE_STORES; i++) {
+        const struct session_record *record =
+            fakes->stores[i].has_segment ? record_of(&fakes->stores[i], session, &slot) : NULL;
+        if (record && (!newest || atomic_load(&record->moves) > atomic_load(&newest->moves)))
+            newest = record;
+    }
+    if (newest)
+        memcpy(ret_lane_store, newest->lane_store[atomic_load(&newest->moves) % 2], LAYOUT_N_LANES);
+    return newest != NULL;
+}
+
 static struct block_header *find_block(struct fakes *fakes, uint64_t session, uint32_t number)
 {
-    for (uint32_t i = 0; i < fakes->n_stores; i++)
-        for (uint32_t j = 0; fakes->stores[i].has_segment && j < fakes->stores[i].segment.header->n_blocks; j++) {
-            struct block_header *header = segments_block(&fakes->stores[i].segment, j);
-            if (header->session == session && header->number == number && atomic_load(&header->state) != BLOCK_FREE)
-                return header;
-        }
+    uint8_t lane_store[LAYOUT_N_LANES];
+    if (!fake_store_lanes(fakes, session, lane_store))
+        return NULL;
+    struct fake_store *store = &fakes->stores[lane_store[number % LAYOUT_N_LANES]];
+    for (uint32_t j = 0; store->has_segment && j < store->segment.header->n_blocks; j++) {
+        struct block_header *header = segments_block(&store->segment, j);
+        if (header->session == session && header->number == number && atomic_load(&header->state) != BLOCK_FREE)
+            return header;
+    }
     return NULL;
 }
 

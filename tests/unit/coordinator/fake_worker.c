@@ -66,9 +66,12 @@ static void store_up(struct fake_worker *worker, const Hcattn__Control__StoreUp 
     segment_unmap(&mapping);
     close(fd);
     worker->n_store_up++;
+    worker->unmapped &= ~(1u << message->store);
     worker->ring[message->store] = false; /* the exchange is made anew */
     worker->store_route[message->store] = message->route;
     worker->store_incarnation[message->store] = message->incarnation;
+    if (worker->without >> message->store & 1u)
+        return;
     int memory;
     result = segment_create("exchange", 4096, &memory);
     assert(result == 0);
@@ -122,6 +125,8 @@ static void worker_hears(struct fakes *fakes, struct fake_worker *worker, Hcattn
     case HCATTN__CONTROL__CONTROL__MESSAGE_STORE_DOWN:
         worker->n_store_down++;
         worker->ring[message->store_down->store] = false;
+        if (message->store_down->for_good)
+            worker->unmapped |= 1u << message->store_down->store;
         break;
     case HCATTN__CONTROL__CONTROL__MESSAGE_RING_USE:
         ring_use(fakes, worker, message->ring_use);

@@ -19,7 +19,10 @@
 #include "proto/work.pb-c.h"
 #include "tests/unit/coordinator/segments.h"
 
-enum { FAKE_STORES = 3, FAKE_WORKERS = 2, FAKE_QUEUE = 512 };
+enum { FAKE_STORES = 4, FAKE_WORKERS = 2, FAKE_QUEUE = 512 };
+
+/* Orders that a fake store can be told not to answer. COMMIT: a SessionOpen with more moves than its record has. */
+enum { FAKE_OPEN = 1, FAKE_RESERVE = 2, FAKE_IMPORT = 4, FAKE_COMMIT = 8, FAKE_RELEASE = 16 };
 
 struct fake_store {
     uint32_t index;
@@ -38,6 +41,13 @@ struct fake_store {
     uint64_t ring_sequence;                        /* of the last one of them */
     uint64_t granted[FAKE_WORKERS];                /* incarnations of workers whose ring it looks at; 0: none */
     uint32_t n_grants, n_revokes, n_copies, n_copied, max_copied;
+    uint32_t ignored,
+        unanswered; /* orders (bit each) that it takes and does not do; that it does and does not answer */
+    int32_t import_status, commit_status;               /* as reserve_status */
+    uint32_t n_imports, n_imported, n_commits, n_stale; /* stale: an Import of what is not there (any more) */
+    uint32_t release_lanes;                             /* of the last Release */
+    uint32_t n_leaves;
+    bool stays;            /* told to leave, it does not end */
     char policy[64];       /* of the last SessionOpen */
     uint32_t exact_tokens; /* of the last SessionOpen */
     uint32_t n_formats, n_adopts, n_opens, n_reserves, n_releases;
@@ -60,6 +70,8 @@ struct fake_worker {
     struct socket *data, *work;
     uint32_t n_exchange_ready, n_store_up, n_store_down;
     uint64_t store_route[FAKE_STORES], store_incarnation[FAKE_STORES];
+    uint32_t without;      /* stores (bit each) that it makes no exchange with */
+    uint32_t unmapped;     /* stores that have left, as it was told */
     bool segment_writable; /* the descriptor it was given could be mapped writable */
     bool hung_up;
     bool mute; /* does not answer Prepare */
@@ -84,7 +96,8 @@ struct fake_worker {
 struct fake_supervisor {
     uint64_t incarnation;
     int fd;
-    uint64_t fenced; /* of the last Fence */
+    uint64_t fenced;   /* of the last Fence */
+    uint32_t n_starts; /* it was told to start its process */
     char reason[128];
 };
 
@@ -141,6 +154,8 @@ void fake_store_rebirth(struct fake_store *store); /* a later life, without a se
 void fake_store_pump(struct fakes *fakes, struct fake_store *store);
 /* Writes n ids into the journal of the session, in order, over all stores, and seals full blocks: as a worker's appends would. */
 void fake_store_journal(struct fakes *fakes, uint64_t session, uint64_t n_tokens);
+/* Where the newest record of the session says that its lanes live. False: there is none. */
+bool fake_store_lanes(struct fakes *fakes, uint64_t session, uint8_t ret_lane_store[LAYOUT_N_LANES]);
 uint64_t fake_store_held(const struct fake_store *store, uint64_t session); /* blocks that are not free */
 
 void fake_store_say_done(struct fake_store *store, uint64_t sequence, int32_t status);
@@ -168,7 +183,20 @@ void fake_worker_answer(struct fake_worker *worker, Hcattn__Work__WorkReply *rep
 void fake_supervisor_register(struct fakes *fakes, struct fake_supervisor *supervisor, Hcattn__Control__Role role,
                               uint32_t index);
 void fake_supervisor_child_dead(struct fake_supervisor *supervisor, uint64_t incarnation);
+void fake_supervisor_hang_up(struct fake_supervisor *supervisor);
 void fake_supervisor_pump(struct fake_supervisor *supervisor);
+
+/* ---- fake_checks.c: of what is in the stores; these wait until it is so ---- */
+/* Journal and places are those of a whole session of n_tokens tokens (fake_store_journal), and no store has more of it. */
+void fake_checks_session(struct fakes *fakes, uint64_t session, uint64_t n_tokens);
+void fake_checks_gone(struct fakes *fakes, uint64_t session); /* nothing is left of it anywhere */
+/* The coordinator takes exactly those blocks for used that are. */
+void fake_checks_tidy(struct fakes *fakes);
+/* Lanes (bit each) that live in the store, as the newest record says. */
+uint32_t fake_checks_lanes_in(struct fakes *fakes, uint64_t session, uint32_t store);
+void fake_checks_run(struct fakes *fakes,
+                     const Hcattn__Work__WorkRequest *run);                     /* it names the blocks that are there */
+bool fake_checks_state(struct fakes *fakes, uint32_t store, const char *state); /* as Stats says */
 
 /* ---- fake_client.c ---- */
 void fake_client_open(struct fakes *fakes);
@@ -179,6 +207,7 @@ uint64_t fake_client_ask(struct fakes *fakes, Hcattn__Request *request);
 void fake_client_send(struct fakes *fakes, Hcattn__Request *request);
 /* Waits for the next reply of that request and checks its kind. The caller frees it. */
 Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
+Hcattn__Reply *fake_client_take_any(struct fakes *fakes, uint64_t request); /* of whatever kind */
 void fake_client_drop(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
 void fake_client_expect_error(struct fakes *fakes, uint64_t request, Hcattn__ErrorCode code);
 bool fake_client_has(const struct fake_client *client, uint64_t request);
@@ -200,6 +229,11 @@ uint64_t fake_client_evaluate(struct fakes *fakes,
 uint64_t fake_client_set_policy(struct fakes *fakes, uint64_t session, const char *policy);
 uint64_t fake_client_set_transport(struct fakes *fakes, const char *transport);
 uint64_t fake_client_drain(struct fakes *fakes, bool resume);
+uint64_t fake_client_drain_store(struct fakes *fakes, uint32_t store, bool resume);
+/* Waits for StoreDrained, over the progress that comes before it. Returns how many sessions were moved. */
+uint32_t fake_client_drained(struct fakes *fakes, uint64_t request);
+/* Waits until its progress says why it waits, with these words. */
+void fake_client_drain_waits(struct fakes *fakes, uint64_t request, const char *words);
 uint64_t fake_client_describe(struct fakes *fakes, uint64_t session);
 Hcattn__Reply *fake_client_list(struct fakes *fakes);
 uint64_t fake_client_cancel(struct fakes *fakes, uint64_t request);
