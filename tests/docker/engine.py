@@ -101,6 +101,7 @@ class Engine:
 
     def __init__(self, folder, base):
         self.folder = folder
+        self.program = DOCKER
         self.parent = f"hcattn-test-{os.path.basename(folder)}"
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("HC_", "HCATTN_", "DOCKER_", "COMPOSE_"))}
@@ -126,8 +127,8 @@ class Engine:
             lines = file.read().splitlines()
         return "; ".join([line for line in lines if "level=error" in line or "failed" in line][-3:] or lines[-1:])
 
-    def docker(self, *words, timeout=120):
-        return run([DOCKER, *words], timeout, env=self.environment).decode().strip()
+    def docker(self, *words, timeout=120, **options):
+        return run([DOCKER, *words], timeout, env=self.environment, **options).decode().strip()
 
     def inspect(self, container, template):
         return self.docker("inspect", "--format", template, container)
