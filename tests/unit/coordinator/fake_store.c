@@ -41,6 +41,7 @@ void fake_store_rebirth(struct fake_store *store)
     store->has_segment = false;
     store->silent = false;
     store->ignored = store->unanswered = 0;
+    store->held = 0;
     store->incarnation = random_u64();
 }
 
@@ -109,8 +110,18 @@ static void say_done(struct fake_store *store, uint64_t sequence, int32_t status
 /* Of an order that it may have been told not to answer. */
 static void answer(struct fake_store *store, uint32_t order, uint64_t sequence, int32_t status)
 {
-    if (!(store->unanswered & order))
+    if (store->unanswered & order)
+        store->held = sequence;
+    else
         say_done(store, sequence, status);
+}
+
+void fake_store_go_on(struct fake_store *store)
+{
+    store->unanswered = store->ignored = 0;
+    if (store->held != 0)
+        fake_store_say_done(store, store->held, 0);
+    store->held = 0;
 }
 
 /* The live record of a session; NULL: none. *ret_free: the first slot that is free. */

@@ -43,6 +43,7 @@ struct fake_store {
     uint32_t n_grants, n_revokes, n_copies, n_copied, max_copied;
     uint32_t ignored,
         unanswered; /* orders (bit each) that it takes and does not do; that it does and does not answer */
+    uint64_t held;  /* sequence of the last order that it did not answer for that reason */
     int32_t import_status, commit_status;               /* as reserve_status */
     uint32_t n_imports, n_imported, n_commits, n_stale; /* stale: an Import of what is not there (any more) */
     uint32_t release_lanes;                             /* of the last Release */
@@ -159,6 +160,7 @@ bool fake_store_lanes(struct fakes *fakes, uint64_t session, uint8_t ret_lane_st
 uint64_t fake_store_held(const struct fake_store *store, uint64_t session); /* blocks that are not free */
 
 void fake_store_say_done(struct fake_store *store, uint64_t sequence, int32_t status);
+void fake_store_go_on(struct fake_store *store); /* answers everything again, and the order that is held */
 bool fake_store_granted(const struct fake_store *store, uint64_t worker);
 
 void fake_worker_register(struct fakes *fakes, uint32_t index);
