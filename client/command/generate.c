@@ -15,6 +15,7 @@
 
 #define NAME     "hcattn generate"
 #define CLOSE_MS 5000u /* for letting go of a session at the end */
+#define LEAVE_MS 500u  /* the same where nobody seems to be there */
 
 static const struct option_spec specs[] = {
     {.name = "raw", .kind = OPTION_FLAG, .help = "the prompt as it is, not as a user's message to a chat model"},
@@ -162,7 +163,7 @@ static int complete(struct hcattn *client, const struct options *options, const 
     output_flush();
     struct hcattn_error ignored; /* what cannot be closed now closes by itself: it is ephemeral */
     if (close_session)
-        hcattn_close_session(client, session, CLOSE_MS, NULL, &ignored);
+        hcattn_close_session(client, session, result == -ENOTCONN ? LEAVE_MS : CLOSE_MS, NULL, &ignored);
     return status ? status : output_status();
 }
 
