@@ -1,5 +1,6 @@
 /* test_nodes.c - weights split by node: who gets what on machines of all kinds, and that no bit of a product changes. */
 #include <errno.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -389,6 +390,42 @@ static void a_thread_multiplies_rows_of_its_node(void **state)
     split_close(&split);
 }
 
+/* The n-th allocation of a part fails: an error, nothing kept, and the back end goes on. */
+static atomic_int n_until_failure = INT_MAX;
+
+void *__real_memory_alloc_in(struct memory_arena *arena, size_t n_bytes);
+void *__wrap_memory_alloc_in(struct memory_arena *arena, size_t n_bytes);
+
+void *__wrap_memory_alloc_in(struct memory_arena *arena, size_t n_bytes)
+{
+    return atomic_fetch_sub(&n_until_failure, 1) == 0 ? NULL : __real_memory_alloc_in(arena, n_bytes);
+}
+
+static void no_memory_for_a_part(void **state)
+{
+    (void)state;
+    static const enum tensor_type types[] = {TENSOR_Q4_K, TENSOR_BF16};
+    struct split split;
+    split_open(&split, machines[N_MACHINES - 1], KERNELS_ISA_PLAIN);
+    for (size_t k = 0; k < 2; k++) {
+        struct tensor tensor = fixture_tensor(types[k], 130, COLUMNS);
+        struct weight *weight = NULL;
+        int n = 0, result = -ENOMEM;
+        for (; result == -ENOMEM; n++) {
+            const size_t before = backend_cpu.bytes(split.backend);
+            atomic_store(&n_until_failure, n);
+            result = backend_cpu.weight_new(split.backend, &tensor, &weight);
+            assert_true(result == 0 || (result == -ENOMEM && !weight && backend_cpu.bytes(split.backend) == before));
+        }
+        atomic_store(&n_until_failure, INT_MAX);
+        assert_int_equal(result, 0);
+        assert_int_equal(n, 3 + 1);
+        backend_cpu.weight_free(split.backend, weight);
+        fixture_tensor_free(&tensor);
+    }
+    split_close(&split);
+}
+
 /* ---- memory ---- */
 
 /* What a home's mappings are asked of the system; the machine of this test may have any nodes. */
@@ -480,6 +517,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(no_bit_changes, fixture_open, fixture_close),
         cmocka_unit_test_setup_teardown(several_matrices_of_one_input, fixture_open, fixture_close),
         cmocka_unit_test(a_thread_multiplies_rows_of_its_node),
+        cmocka_unit_test(no_memory_for_a_part),
         cmocka_unit_test(homes_keep_their_mappings_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
