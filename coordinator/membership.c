@@ -132,20 +132,26 @@ static void forget_missing(struct server *server)
 
 void membership_seen(struct server *server, uint32_t store, bool holds_segment)
 {
-    uint64_t first = server->members & first_stores(server);
     server->seen |= UINT64_C(1) << store;
     server->segments_found = server->segments_found || holds_segment;
-    /* All that --stores names are new: so is the service, and what is remembered is of an earlier one. */
-    if (!server->stores_given && first && !(first & ~server->seen) && !server->segments_found)
-        forget_missing(server);
+}
+
+/* All that --stores names came without rows, and nothing else brought any: the service is a new one, and what had joined had joined
+ * an earlier one. Stores that live through the loss of a coordinator are back long before this is asked. */
+static bool begins_anew(const struct server *server, uint64_t since_us)
+{
+    return !server->segments_found && !(first_stores(server) & ~server->seen) &&
+           since_us > server->options.recovery_timeout_us / 12;
 }
 
 void membership_tick(struct server *server)
 {
-    if (server->stores_given || server->now_us - server->started_us <= server->options.recovery_timeout_us)
+    uint64_t since_us = server->now_us - server->started_us;
+    if (server->stores_given || (!begins_anew(server, since_us) && since_us <= server->options.recovery_timeout_us))
         return;
     forget_missing(server);
     stores_judge(server);
+    membership_promote(server); /* a worker may be ready only now */
 }
 
 uint64_t membership_targets(const struct server *server)

@@ -322,6 +322,26 @@ static void a_joined_store_that_does_not_come_back_is_dropped(void **state)
     assert_true(is_ready());
 }
 
+/* Stores that --stores names come without rows, those that had left, too: nobody waits for the ones that had joined. */
+static void a_service_that_starts_anew_forgets(void **state)
+{
+    (void)state;
+    join(2);
+    drain_empty(1);
+    drain_empty(0);
+    restart_coordinator((const char *[]){"--recovery-timeout", "60s", NULL});
+    for (uint32_t i = 0; i < 3; i++)
+        fake_store_rebirth(&fakes.stores[i]);
+    register_again(0);
+    fake_worker_register(&fakes, 0);
+    FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 1);
+    fakes_quiet(&fakes);
+    assert_false(is_ready());
+    register_again(1);
+    FAKES_WAIT(&fakes, is_ready());
+    assert_true(would_open_in(0) && would_open_in(1));
+}
+
 static void a_file_that_makes_no_sense_is_ignored(void **state)
 {
     (void)state;
@@ -414,6 +434,7 @@ int main(void)
         TEST(a_leave_that_was_lost_is_said_again),
         TEST(a_later_coordinator_knows_who_is_there),
         TEST(a_joined_store_that_does_not_come_back_is_dropped),
+        TEST(a_service_that_starts_anew_forgets),
         TEST(a_file_that_makes_no_sense_is_ignored),
         TEST(a_store_that_left_and_lives_is_told_again),
         TEST(the_last_store_does_not_leave),
