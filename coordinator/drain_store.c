@@ -51,11 +51,13 @@ static void resume(struct server *server, struct request *request, uint32_t numb
         for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
             if (session->move && session->move->from == number && session->move->step != MOVE_COMMIT)
                 moves_give_up(server, session);
-    } else if (is_in(server->left, number) && !peers_of(registry_supervisor_of(server->registry, &self))) {
+    } else if (is_in(server->left, number) && !peers_of(registry_supervisor_of(server->registry, &self)) &&
+               membership_settled(server)) {
         flow_fail(server, request, HCATTN__ERROR_CODE__UNAVAILABLE, NULL,
                   "value-store %u has left, and no supervisor of it is there: start it again", number);
         return;
-    } else if (!membership_has(server, number) && !registry_find(server->registry, PROCESS_STORE, number)) {
+    } else if (!membership_has(server, number) && !is_in(server->left, number) &&
+               !registry_find(server->registry, PROCESS_STORE, number)) {
         flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "there is no value-store %u", number);
         return;
     }

@@ -136,18 +136,18 @@ void membership_seen(struct server *server, uint32_t store, bool holds_segment)
     server->segments_found = server->segments_found || holds_segment;
 }
 
-/* All that --stores names came without rows, and nothing else brought any: the service is a new one, and what had joined had joined
- * an earlier one. Stores that live through the loss of a coordinator are back long before this is asked. */
-static bool begins_anew(const struct server *server, uint64_t since_us)
+bool membership_settled(const struct server *server)
 {
-    return !server->segments_found && !(first_stores(server) & ~server->seen) &&
-           since_us > server->options.recovery_timeout_us / 12;
+    return server->now_us - server->started_us > server->options.recovery_timeout_us / 12;
 }
 
 void membership_tick(struct server *server)
 {
-    uint64_t since_us = server->now_us - server->started_us;
-    if (server->stores_given || (!begins_anew(server, since_us) && since_us <= server->options.recovery_timeout_us))
+    /* All that --stores names came without rows, and nothing else brought any: the service is a new one, and what had joined had
+     * joined an earlier one. */
+    bool anew = !server->segments_found && !(first_stores(server) & ~server->seen) && membership_settled(server);
+    bool late = server->now_us - server->started_us > server->options.recovery_timeout_us;
+    if (server->stores_given || (!anew && !late))
         return;
     forget_missing(server);
     stores_judge(server);

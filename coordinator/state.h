@@ -290,6 +290,8 @@ bool membership_has(const struct server *server, uint32_t store);
 void membership_set(struct server *server, uint64_t members, uint64_t leaving, uint64_t left); /* and remembers it */
 void membership_promote(struct server *server); /* stores that serve and that all workers reach */
 void membership_seen(struct server *server, uint32_t store, bool holds_segment); /* it has registered */
+/* What lives through the loss of a coordinator is back by now, supervisors too. */
+bool membership_settled(const struct server *server);
 void membership_tick(struct server *server); /* no longer waits for stores that had joined and do not come back */
 uint64_t membership_targets(const struct server *server); /* that new blocks may be placed in */
 
