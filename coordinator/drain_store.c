@@ -185,9 +185,9 @@ static void advance(struct server *server, uint32_t number)
     if (go_on(server, number) || server->now_us < store->next_try_us)
         return;
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));) {
-        if (!holds(session, number))
+        if (!holds(session, number) && !moves_go_to(session, number))
             continue;
-        n_left++;
+        n_left++; /* also what is on its way here: it goes on from here */
         if (moves_begin(server, session, number) == 0) {
             store->waits[0] = 0;
             server->dirty = true;
@@ -202,6 +202,12 @@ static void advance(struct server *server, uint32_t number)
 
 void drain_store_advance(struct server *server)
 {
+    uint32_t cursor = 0;
+    for (struct session *session; (session = sessions_next(server->sessions, &cursor));) {
+        bool moved; /* what was being committed when its store was not to be drained any more */
+        if (session->move && !is_in(server->leaving, session->move->from))
+            moves_advance(server, session, &moved);
+    }
     for (uint32_t number = 0; server->leaving && number < SERVER_MAX_STORES; number++)
         if (is_in(server->leaving, number))
             advance(server, number);
