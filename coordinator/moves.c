@@ -82,8 +82,13 @@ static bool may_move(const struct session *session)
 int moves_begin(struct server *server, struct session *session, uint32_t from)
 {
     struct placement_room room;
-    if (session->move || !may_move(session) || session->reserve_status != 0)
+    if (session->move || !may_move(session))
         return -EAGAIN;
+    if (session->reserve_status != 0) {
+        if (!session->request && session->n_pending == 0) /* of a request that did not wait for it */
+            orders_roll_back(server, session);
+        return -EAGAIN;
+    }
     struct move *move = calloc(1, sizeof(*move));
     if (!move)
         return -ENOMEM;
@@ -91,6 +96,9 @@ int moves_begin(struct server *server, struct session *session, uint32_t from)
                                       session->n_blocks, move->lane_store, &room);
     if (result != 0) {
         free(move);
+        if (result == -ENODEV)
+            snprintf(server->stores[from].waits, sizeof(server->stores[from].waits),
+                     "no other value-store is there that could take session %016llx", (unsigned long long)session->id);
         if (result == -ENOMEM)
             snprintf(server->stores[from].waits, sizeof(server->stores[from].waits),
                      "session %016llx needs %llu bytes in other stores, which have room for %llu of them",
