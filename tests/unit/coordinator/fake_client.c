@@ -232,9 +232,11 @@ static void drop_progress(struct fakes *fakes, uint64_t id)
 
 uint32_t fake_client_drained(struct fakes *fakes, uint64_t id)
 {
+    uint64_t deadline = fakes_deadline();
     do {
         FAKES_WAIT(fakes, fake_client_has(&fakes->client, id));
         drop_progress(fakes, id);
+        fakes_fail_late("a store is drained", __FILE__, __LINE__, deadline);
     } while (!fake_client_has(&fakes->client, id));
     Hcattn__Reply *reply = fake_client_take(fakes, id, HCATTN__REPLY__REPLY_STORE_DRAINED);
     uint32_t n_sessions = reply->store_drained->n_sessions;
