@@ -123,7 +123,7 @@ class Manifests(unittest.TestCase):
             context = container["securityContext"]
             self.assertFalse(context["allowPrivilegeEscalation"])
             self.assertEqual(context["capabilities"]["drop"], ["ALL"])
-            self.assertEqual(context["capabilities"].get("add"), ["SYS_NICE"] if name in self.stores else None)
+            self.assertEqual(context["capabilities"].get("add"), None if name == "coordinator" else ["SYS_NICE"])
             for program in ("command", "args"):
                 for word in container.get(program, [])[:1]:
                     self.assertTrue(word == "run" or f"docker/{word}" in dockerfile, word)
