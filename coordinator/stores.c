@@ -470,6 +470,11 @@ void stores_leave(struct server *server, uint32_t number)
     store->trouble[0] = 0;
     if (lives && process->state == PROCESS_READY)
         (void)registry_move(process, PROCESS_STARTING, server->now_us);
+    /* The supervisor first: it must not start a process again that is killed while it leaves. */
+    const struct process self = {.role = PROCESS_STORE, .index = number};
+    struct peer *supervisor = peers_of(registry_supervisor_of(server->registry, &self));
+    if (supervisor)
+        control_leave(server, supervisor);
     if (lives && peers_of(process))
         control_leave(server, peers_of(process));
     server->dirty = true;

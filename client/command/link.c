@@ -152,6 +152,9 @@ static int take(struct link *link, const Hcattn__Control__Control *message, stru
         ret_order->incarnation = message->fence->incarnation;
         snprintf(ret_order->reason, sizeof(ret_order->reason), "%s", message->fence->reason);
         return 1;
+    case HCATTN__CONTROL__CONTROL__MESSAGE_LEAVE:
+        *ret_order = (struct link_order){.kind = LINK_LEAVE};
+        return 1;
     case HCATTN__CONTROL__CONTROL__MESSAGE_START:
         *ret_order = (struct link_order){.kind = LINK_START};
         return 1;

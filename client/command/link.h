@@ -36,7 +36,7 @@ struct link {
     uint32_t n_deaths;         /* ever */
 };
 
-enum link_order_kind { LINK_FENCE, LINK_START };
+enum link_order_kind { LINK_FENCE, LINK_START, LINK_LEAVE };
 
 struct link_order {
     enum link_order_kind kind;

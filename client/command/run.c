@@ -83,6 +83,7 @@ struct supervisor {
     uint32_t n_fast;   /* fast deaths in a row */
     uint64_t start_us; /* when to start it; CLOCK_NEVER while it lives, or has left */
     uint64_t kill_us;  /* when a child that is to stop is killed */
+    bool leaves;       /* the coordinator has let it go: it has left, however it ends */
     bool left;         /* none lives, and none is to be started before the coordinator says so */
     bool stopping;
     bool over;
@@ -160,19 +161,20 @@ static uint64_t backoff_us(uint32_t n_fast)
     return delay < BACKOFF_MAX_US ? delay : BACKOFF_MAX_US;
 }
 
-static void child_left(struct supervisor *supervisor, pid_t pid)
+static void child_left(struct supervisor *supervisor)
 {
-    LOG_INFO("%s[%d] has left the service and is not started again until the coordinator asks for it"
+    LOG_INFO("%s has left the service and is not started again until the coordinator asks for it"
              " (hcattn drain --resume %" PRIu32 "); waiting",
-             supervisor->role->program, (int)pid, options_u32(supervisor->options, "index"));
+             supervisor->role->program, options_u32(supervisor->options, "index"));
     supervisor->left = true;
+    supervisor->start_us = CLOCK_NEVER;
     supervisor->n_fast = 0;
 }
 
 static void child_died(struct supervisor *supervisor, int wait_status)
 {
     char how[128];
-    bool has_left = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == EXIT_STATUS_LEFT;
+    bool has_left = supervisor->leaves || (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == EXIT_STATUS_LEFT);
     child_describe(wait_status, how, sizeof(how));
     link_child_dead(&supervisor->link, supervisor->incarnation, wait_status);
     pid_t pid = supervisor->pid;
@@ -189,7 +191,7 @@ static void child_died(struct supervisor *supervisor, int wait_status)
         return;
     }
     if (has_left && supervisor->role->is_a_peer) {
-        child_left(supervisor, pid);
+        child_left(supervisor);
         return;
     }
     bool fast = clock_now_us() - supervisor->started_us < FAST_US;
@@ -255,11 +257,20 @@ static void fence(struct supervisor *supervisor, const struct link_order *order)
 static void start_again(struct supervisor *supervisor)
 {
     reap(supervisor); /* its end may have been heard of sooner by the coordinator than by us */
+    supervisor->leaves = false;
     if (!supervisor->left || supervisor->over)
         return;
     LOG_INFO("%s is started again: the coordinator asks for it", supervisor->role->program);
     supervisor->left = false;
     supervisor->start_us = 0;
+}
+
+/* Its process ends by itself; one that is killed on the way, or died before and waits for its next start, stays away, too. */
+static void let_go(struct supervisor *supervisor)
+{
+    supervisor->leaves = true;
+    if (supervisor->pid == 0 && !supervisor->left && !supervisor->over)
+        child_left(supervisor);
 }
 
 static int timeout_ms(const struct supervisor *supervisor)
@@ -286,6 +297,8 @@ static int supervise(struct supervisor *supervisor)
         while (supervisor->role->is_a_peer && link_step(&supervisor->link, &order) > 0) {
             if (order.kind == LINK_START)
                 start_again(supervisor);
+            else if (order.kind == LINK_LEAVE)
+                let_go(supervisor);
             else
                 fence(supervisor, &order);
         }
