@@ -364,10 +364,8 @@ static int check_times(struct wait *wait)
         return check_times(wait);
     }
     if (!wait->heard) {
-        const struct host *host = wait->host;
-        bool absent = host->path[0] && access(host->path, F_OK) < 0 && errno == ENOENT;
-        bool soon = host->coordinator == 0 && now - wait->begun_us >= ABSENT_US;
-        if (now >= wait->connect_us || (soon && (absent || hosts_hopeless(wait->host)))) {
+        bool soon = wait->host->coordinator == 0 && now - wait->begun_us >= ABSENT_US;
+        if (now >= wait->connect_us || (soon && (hosts_no_file(wait->host) || hosts_hopeless(wait->host)))) {
             wait->line = CALL_LINE_SILENT;
             return no_coordinator(wait);
         }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define FIRST_BACKOFF_US 1000000u
 #define MAX_BACKOFF_US   30000000u
@@ -156,6 +157,7 @@ void hosts_close(struct hosts *hosts)
         socket_free(hosts->all[i].socket);
     socket_context_free(hosts->sockets);
     free(hosts->all);
+    explicit_bzero(hosts->key, sizeof(hosts->key));
     free(hosts->sessions);
     *hosts = (struct hosts){.n = 0};
 }
@@ -184,6 +186,7 @@ int hosts_no_answer(struct host *host, struct hcattn_error *error)
     case SOCKET_REACHED:
         return call_fail(error, HCATTN_UNAVAILABLE, "what listens at %s does not answer", at);
     case SOCKET_UNREACHED:
+    case SOCKET_NOBODY:
     case SOCKET_GREETED:
         break;
     }
@@ -194,6 +197,16 @@ bool hosts_hopeless(struct host *host)
 {
     enum socket_state state = socket_state(host->socket);
     return state == SOCKET_REFUSED || state == SOCKET_MISMATCH;
+}
+
+bool hosts_no_file(const struct host *host)
+{
+    return host->path[0] && access(host->path, F_OK) < 0 && errno == ENOENT;
+}
+
+bool hosts_absent(struct host *host)
+{
+    return hosts_no_file(host) || socket_state(host->socket) == SOCKET_NOBODY || hosts_hopeless(host);
 }
 
 void hosts_heard(struct host *host)

@@ -74,10 +74,23 @@ void hosts_close(struct hosts *hosts);
 /* Why a host does not answer, as far as its socket knows: the whole sentence. */
 int hosts_no_answer(struct host *host, struct hcattn_error *error);
 bool hosts_hopeless(struct host *host); /* and it will not: keys do not fit */
+bool hosts_no_file(const struct host *host);
+bool hosts_absent(struct host *host); /* either, or nobody listens there now */
 
 void hosts_heard(struct host *host);
 void hosts_miss(struct host *host);                      /* it did not say how it is: left alone for a while */
 void hosts_lose(struct hosts *hosts, struct host *host); /* and a call was given up */
+
+bool hosts_left_alone(const struct host *host); /* now */
+
+/*
+ * Asks all hosts at once how they are and whether they have a session. Ends when one has it, when all have answered (or cannot),
+ * at the latest after the time to connect; and, unless `every` host matters, as soon as one that is ready has answered and a
+ * second has passed, less where nobody listens. Hosts that were silent are left out until their time has come, unless all were.
+ * 0 even if nobody answers.
+ */
+int hosts_look(struct hcattn *client, uint64_t session, bool every, uint64_t deadline_us, struct hcattn_error *error);
+bool hosts_told(const struct host *host); /* it has answered then */
 
 int hosts_find(const struct hosts *hosts, uint64_t session, size_t *ret_host); /* -ENOENT */
 void hosts_remember(struct hosts *hosts, uint64_t session, size_t host);       /* not when there is no memory */

@@ -13,9 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LOOK_US       1000000u /* for hosts to say how they are, once one of them has */
-#define LOOK_AGAIN_US 300000u  /* while none is ready */
-
 /* ---- what a call is about ---- */
 
 enum route {
@@ -70,155 +67,6 @@ static enum route route_of(const Hcattn__Request *request, uint64_t *ret_session
     return route;
 }
 
-/* ---- looking at the hosts ---- */
-
-static bool left_alone(const struct host *host)
-{
-    return clock_now_us() < host->retry_us;
-}
-
-static void ask(struct host *host)
-{
-    Hcattn__Health health = HCATTN__HEALTH__INIT;
-    Hcattn__Stats stats = HCATTN__STATS__INIT;
-    Hcattn__Request request = HCATTN__REQUEST__INIT;
-    host->look = (struct host_look){.asked = true, .health_id = random_u64(), .stats_id = random_u64()};
-    request.request_id = host->look.health_id;
-    request.request_case = HCATTN__REQUEST__REQUEST_HEALTH;
-    request.health = &health;
-    if (call_send(host, &request) < 0)
-        return; /* as if it did not answer */
-    request.request_id = host->look.stats_id;
-    request.request_case = HCATTN__REQUEST__REQUEST_STATS;
-    request.stats = &stats;
-    (void)call_send(host, &request);
-}
-
-static void take_stats(struct host *host, const Hcattn__StatsReply *stats, uint64_t session)
-{
-    struct host_look *look = &host->look;
-    uint64_t n_empty = 0;
-    look->stats = true;
-    look->draining = stats->draining;
-    look->n_sessions = (uint32_t)stats->n_sessions;
-    snprintf(host->identity, sizeof(host->identity), "%.160s (version %.60s)", stats->model, stats->version);
-    for (size_t i = 0; i < stats->n_processes; i++) {
-        const Hcattn__ProcessStats *process = stats->processes[i];
-        if (process->bytes_total > process->bytes_used)
-            look->free_bytes += process->bytes_total - process->bytes_used;
-    }
-    for (size_t i = 0; i < stats->n_sessions; i++) {
-        n_empty += stats->sessions[i]->reserved_tokens == 0;
-        look->has_session |= stats->sessions[i]->session == session;
-    }
-    /* Several sessions opened in a row would all go to the host that is largest now. */
-    uint64_t n_bytes = n_empty * stats->default_max_tokens * stats->store_bytes_per_token;
-    look->free_bytes -= n_bytes < look->free_bytes ? n_bytes : look->free_bytes;
-}
-
-static void take_message(struct host *host, const struct socket_message *message, uint64_t session)
-{
-    struct host_look *look = &host->look;
-    Hcattn__Reply *reply = NULL;
-    if (message->n_frames == 1)
-        reply = hcattn__reply__unpack(NULL, message->frames[0].n_bytes, message->frames[0].data);
-    if (!reply)
-        return;
-    hosts_heard(host);
-    if (reply->reply_case == HCATTN__REPLY__REPLY_HEALTH && reply->request_id == look->health_id) {
-        look->health = true;
-        look->ready = reply->health->ready;
-        host->coordinator = reply->health->coordinator;
-        host->ready = reply->health->ready;
-    } else if (reply->reply_case == HCATTN__REPLY__REPLY_STATS && reply->request_id == look->stats_id) {
-        take_stats(host, reply->stats, session);
-    }
-    hcattn__reply__free_unpacked(reply, NULL);
-}
-
-static void take_messages(struct hosts *hosts, uint64_t session)
-{
-    for (size_t i = 0; i < hosts->n; i++) {
-        struct socket_message *message = NULL;
-        int error;
-        while ((error = socket_receive(hosts->all[i].socket, false, &message)) == 0 || error == -EMSGSIZE) {
-            if (error)
-                continue;
-            take_message(&hosts->all[i], message, session);
-            socket_message_free(message);
-        }
-    }
-}
-
-static bool has_come(const struct host *host)
-{
-    return host->look.health && host->look.stats;
-}
-
-/* 0: go on; negative errno: it ends. */
-static int wait_for_messages(struct hcattn *client, uint64_t until_us, struct hcattn_error *error)
-{
-    struct hosts *hosts = &client->hosts;
-    struct socket_item items[HOSTS_MAX + 1];
-    for (size_t i = 0; i < hosts->n; i++)
-        items[i] = (struct socket_item){.socket = hosts->all[i].socket, .fd = -1, .events = SOCKET_READABLE};
-    items[hosts->n] = (struct socket_item){.fd = client->cancel_fd, .events = SOCKET_READABLE};
-    int n = socket_poll(items, hosts->n + 1, clock_remaining_ms(until_us));
-    if (n < 0 && n != -EINTR)
-        return call_fail(error, HCATTN_INTERNAL, "cannot wait for replies (errno %d)", -n);
-    return atomic_load(&client->cancelled) ? call_fail(error, HCATTN_CANCELLED, "cancelled") : 0;
-}
-
-/*
- * Asks all hosts at once how they are and whether they have a session. Ends when one has it, when all have answered, at the latest
- * after the time to connect; and, unless `every` host matters, LOOK_US after it began if one that is ready has answered.
- * Hosts that were silent are left out until their time has come, unless all were. 0 even if nobody answers.
- */
-static int look(struct hcattn *client, uint64_t session, bool every, uint64_t deadline_us, struct hcattn_error *error)
-{
-    struct hosts *hosts = &client->hosts;
-    uint64_t begun_us = clock_now_us(), until_us = clock_deadline_us(client->connect_timeout_us);
-    bool all_lost = true;
-    if (until_us > deadline_us)
-        until_us = deadline_us;
-    for (size_t i = 0; i < hosts->n; i++)
-        all_lost &= left_alone(&hosts->all[i]);
-    for (size_t i = 0; i < hosts->n; i++) {
-        hosts->all[i].look = (struct host_look){.asked = false};
-        if (all_lost || !left_alone(&hosts->all[i]))
-            ask(&hosts->all[i]);
-    }
-    for (;;) {
-        take_messages(hosts, session);
-        bool all = true, found = false, ready = false;
-        for (size_t i = 0; i < hosts->n; i++) {
-            struct host *host = &hosts->all[i];
-            all &= !host->look.asked || has_come(host) ||
-                   (hosts_hopeless(host) && clock_now_us() - begun_us >= LOOK_AGAIN_US);
-            found |= has_come(host) && host->look.has_session;
-            ready |= has_come(host) && host->look.ready;
-        }
-        uint64_t now_us = clock_now_us();
-        bool enough = all || (!every && ready && now_us - begun_us >= LOOK_US);
-        if (found)
-            return 0; /* the others need not have answered yet */
-        if (enough || now_us >= until_us)
-            break;
-        uint64_t wake_us = now_us + LOOK_AGAIN_US < until_us ? now_us + LOOK_AGAIN_US : until_us;
-        int result = wait_for_messages(client, wake_us, error);
-        if (result < 0)
-            return result;
-    }
-    for (size_t i = 0; i < hosts->n; i++) {
-        struct host *host = &hosts->all[i];
-        if (host->look.asked && !has_come(host) && (clock_now_us() - begun_us >= LOOK_US || hosts_hopeless(host)))
-            hosts_miss(host); /* it had its time */
-        if (!hosts->identity[0] && has_come(host) && host->look.ready)
-            memcpy(hosts->identity, host->identity, sizeof(hosts->identity));
-    }
-    return 0;
-}
-
 /* A host of another model or version than the sessions of this client have. */
 static bool is_other(const struct hosts *hosts, const struct host *host)
 {
@@ -250,7 +98,7 @@ static bool is_equal(const struct host_look *look, const struct host_look *other
     return look->free_bytes == other->free_bytes && look->n_sessions == other->n_sessions;
 }
 
-/* Among those that look() has heard of and that were not tried. */
+/* Among those that hosts_look() has heard of and that were not tried. */
 static int choose(struct hosts *hosts, const bool *tried, size_t *ret_host, struct hcattn_error *error)
 {
     size_t best = SIZE_MAX, waiting = SIZE_MAX, draining = SIZE_MAX, other = SIZE_MAX;
@@ -258,7 +106,7 @@ static int choose(struct hosts *hosts, const bool *tried, size_t *ret_host, stru
     for (size_t i = 0; i < hosts->n; i++) {
         const struct host *host = &hosts->all[i];
         const struct host_look *look = &host->look;
-        if (tried[i] || !has_come(host))
+        if (tried[i] || !hosts_told(host))
             continue;
         if (look->has_session) {
             *ret_host = i; /* it knows what to say of it */
@@ -294,18 +142,18 @@ static int choose_any(struct hcattn *client, const bool *tried, uint64_t deadlin
     struct hosts *hosts = &client->hosts;
     for (size_t i = 0; i < hosts->n; i++) {
         const struct host *host = &hosts->all[i];
-        if (!tried[i] && host->coordinator && host->ready && !left_alone(host) && !is_other(hosts, host)) {
+        if (!tried[i] && host->coordinator && host->ready && !hosts_left_alone(host) && !is_other(hosts, host)) {
             *ret_host = i;
             return 0;
         }
     }
-    int result = look(client, 0, false, deadline_us, error);
+    int result = hosts_look(client, 0, false, deadline_us, error);
     if (result < 0)
         return result;
     size_t waiting = SIZE_MAX;
     for (size_t i = 0; i < hosts->n; i++) {
         const struct host *host = &hosts->all[i];
-        if (tried[i] || !has_come(host) || is_other(hosts, host))
+        if (tried[i] || !hosts_told(host) || is_other(hosts, host))
             continue;
         if (host->look.ready) {
             *ret_host = i;
@@ -325,26 +173,26 @@ static int find_session(struct hcattn *client, uint64_t session, uint64_t deadli
     struct hosts *hosts = &client->hosts;
     if (hosts_find(hosts, session, ret_host) == 0)
         return 0;
-    int result = look(client, session, true, deadline_us, error);
+    int result = hosts_look(client, session, true, deadline_us, error);
     if (result < 0)
         return result;
     struct host *unsure = NULL;
     for (size_t i = 0; i < hosts->n; i++) {
         struct host *host = &hosts->all[i];
-        if (has_come(host) && host->look.has_session) {
+        if (hosts_told(host) && host->look.has_session) {
             hosts_remember(hosts, session, i);
             *ret_host = i;
             return 0;
         }
-        if (!unsure && !(has_come(host) && host->look.ready))
+        if (!unsure && !(hosts_told(host) && host->look.ready))
             unsure = host;
     }
     if (!unsure)
         return call_fail(error, HCATTN_NOT_FOUND, "session %016" PRIx64 " is on none of the %zu hosts", session,
                          hosts->n);
     return call_fail(error, HCATTN_UNAVAILABLE, "session %016" PRIx64 " is on no host that %s; %s %s", session,
-                     has_come(unsure) ? "is ready" : "answers", unsure->endpoint,
-                     has_come(unsure) ? "is not" : "does not");
+                     hosts_told(unsure) ? "is ready" : "answers", unsure->endpoint,
+                     hosts_told(unsure) ? "is not" : "does not");
 }
 
 /* ---- running ---- */
@@ -385,7 +233,7 @@ static int run_new(struct hcattn *client, struct call *call, uint64_t session, u
     for (;;) {
         size_t index = 0;
         enum call_line line = CALL_LINE_GOOD;
-        int result = look(client, session, false, deadline_us, error);
+        int result = hosts_look(client, session, false, deadline_us, error);
         if (!result)
             result = choose(&client->hosts, tried, &index, error);
         if (!result)
@@ -407,7 +255,7 @@ static int run_session(struct hcattn *client, struct call *call, uint64_t sessio
     if (result < 0)
         return result;
     const struct host *host = &hosts->all[index];
-    if (host->lost && left_alone(host))
+    if (host->lost && hosts_left_alone(host))
         return call_fail(error, HCATTN_UNAVAILABLE,
                          "the host of session %016" PRIx64 ", %s, does not answer; it is tried again in %llu ms",
                          session, host->endpoint, (unsigned long long)clock_remaining_us(host->retry_us) / 1000);

@@ -203,6 +203,8 @@ static int set_patience(struct socket *socket, const char *endpoint)
         error = socket_set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, SOCKET_SILENCE_MS);
     if (!error)
         error = socket_set_int(socket, ZMQ_CONNECT_TIMEOUT, CONNECT_MS);
+    if (!error)
+        error = socket_set_int(socket, ZMQ_HANDSHAKE_IVL, SOCKET_SILENCE_MS);
     return error;
 }
 

@@ -146,8 +146,9 @@ int socket_gate(struct socket *gate, bool (*admits)(void *context, const char *k
 
 int socket_watch(struct socket_context *context, struct socket *socket)
 {
-    const int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-                       ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+    const int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                       ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                       ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
     char endpoint[64];
     if (socket->monitor)
         return -EALREADY;
@@ -169,7 +170,9 @@ static enum socket_state state_after(enum socket_state state, uint16_t event, ui
 {
     switch (event) {
     case ZMQ_EVENT_CONNECTED: /* the next attempt has not failed for the reason of the last one yet */
-        return state == SOCKET_UNREACHED ? SOCKET_REACHED : state;
+        return state == SOCKET_UNREACHED || state == SOCKET_NOBODY ? SOCKET_REACHED : state;
+    case ZMQ_EVENT_CONNECT_RETRIED:
+        return state == SOCKET_UNREACHED || state == SOCKET_GREETED ? SOCKET_NOBODY : state;
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         return SOCKET_GREETED;
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:

@@ -30,7 +30,8 @@ int socket_gate(struct socket *gate, bool (*admits)(void *context, const char *k
 
 /* How connecting went so far, of a socket with one peer; after socket_watch(), which comes before socket_connect(). */
 enum socket_state {
-    SOCKET_UNREACHED, /* nobody listens there, or no answer */
+    SOCKET_UNREACHED, /* nothing known */
+    SOCKET_NOBODY,    /* nobody listened there last; it is tried again */
     SOCKET_REACHED,   /* connected, not greeted yet */
     SOCKET_GREETED,   /* all is well */
     SOCKET_REFUSED,   /* the server does not know our key */

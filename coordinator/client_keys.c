@@ -82,6 +82,7 @@ struct client_keys *client_keys_free(struct client_keys *client_keys)
         return NULL;
     socket_free(client_keys->gate);
     free(client_keys->clients.keys);
+    explicit_bzero(client_keys->secret, sizeof(client_keys->secret));
     free(client_keys);
     return NULL;
 }

@@ -134,7 +134,7 @@ int codebook_command(int argc, char **argv)
     else
         status = job_texts_read(&texts, NAME, options);
     if (!status) {
-        struct hcattn *client = command_connect(NAME, options, &status);
+        struct hcattn *client = command_connect_one(NAME, options, &status);
         if (client)
             status = train(client, options, &texts);
         command_disconnect(client);

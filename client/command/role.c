@@ -10,8 +10,9 @@ const struct role role_table[] = {
     {.name = NULL},
 };
 
-static const char *const coordinator_options[] = {
-    "stores", "workers", "policy", "exact-tokens", "transport", "max-queue", "queue-timeout", "log-level", NULL};
+static const char *const coordinator_options[] = {"stores",          "workers",       "policy",        "exact-tokens",
+                                                  "transport",       "max-queue",     "queue-timeout", "log-level",
+                                                  "client-endpoint", "client-secret", "client-keys",   NULL};
 static const char *const value_store_options[] = {"huge-pages", "strict-numa", "isa", "threads",
                                                   "spin-us",    "log-level",   NULL};
 static const char *const gpu_worker_options[] = {

@@ -46,7 +46,7 @@ int statistics_command(int argc, char **argv)
     struct job_texts texts;
     status = job_texts_read(&texts, NAME, options);
     if (!status) {
-        struct hcattn *client = command_connect(NAME, options, &status);
+        struct hcattn *client = command_connect_one(NAME, options, &status);
         if (client)
             status = gather(client, options, &texts);
         command_disconnect(client);

@@ -52,12 +52,14 @@ static int setup(void **state)
 {
     static char model_a[] = "model-a", model_b[] = "model-b";
     struct bench *bench = calloc(1, sizeof(*bench));
+    char directory[64];
     assert_non_null(bench);
     programs_setup(&bench->programs, "");
     bench->programs.split = true;
+    memcpy(directory, bench->programs.directory, sizeof(directory));
     for (int i = 0; i < 2; i++) {
         struct fake_coordinator *fake = &bench->hosts[i];
-        snprintf(fake->endpoint, sizeof(fake->endpoint), "ipc://%s/host%d", bench->programs.directory, i);
+        snprintf(fake->endpoint, sizeof(fake->endpoint), "ipc://%.63s/host%d", directory, i);
         fake->handle = serve;
         fake->context = i ? model_b : model_a;
         fake_coordinator_start(fake);
@@ -169,7 +171,8 @@ static void test_each_host_as_json(void **state)
 
 static void test_what_is_about_one_host(void **state)
 {
-    static const char *const commands[] = {"drain", "drain 1", "drain --resume", "transport ring", "policy full"};
+    static const char *const commands[] = {"drain",       "drain 1",    "drain --resume", "transport ring",
+                                           "policy full", "statistics", "codebook train"};
     struct bench *bench = *state;
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         assert_int_equal(run_on(bench, commands[i], bench->list), 2);

@@ -197,7 +197,7 @@ static void test_nobody_there(void **state)
     open_server(&server, state, false);
     close_server(&gone); /* nothing listens any more when its context is gone */
     open_client(&client, gone.endpoint, NULL, NULL);
-    assert_false(echoes(&server, &client, SOCKET_UNREACHED));
+    assert_false(echoes(&server, &client, SOCKET_NOBODY));
     close_client(&client);
     close_server(&server);
 }
