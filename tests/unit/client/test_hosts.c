@@ -27,7 +27,7 @@ struct place {
     _Atomic bool draining;
     _Atomic bool frozen;           /* takes nothing and answers nothing, its connections stay */
     _Atomic bool freeze_in_stream; /* after the first token of the next Generate */
-    uint64_t sessions[MAX_SESSIONS];
+    _Atomic uint64_t sessions[MAX_SESSIONS];
     _Atomic unsigned n_sessions;
     _Atomic unsigned n_opened, n_generated, n_tokenized, n_closed, n_forked, n_jobs, n_other;
 };
