@@ -146,6 +146,7 @@ void membership_tick(struct server *server)
     /* All that --stores names came without rows, and nothing else brought any: the service is a new one, and what had joined had
      * joined an earlier one. */
     bool anew = !server->segments_found && !(first_stores(server) & ~server->seen) && membership_settled(server);
+    stores_check_table(server);
     bool late = server->now_us - server->started_us > server->options.recovery_timeout_us;
     if (server->stores_given || (!anew && !late))
         return;

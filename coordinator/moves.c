@@ -110,7 +110,7 @@ int moves_begin(struct server *server, struct session *session, uint32_t from)
         move->lanes |= (session->terms.lane_store[lane] == from ? UINT32_C(1) : 0) << lane;
     move->id = ++server->next_move;
     move->from = from;
-    move->started_us = server->now_us;
+    move->started_us = move->heard_us = server->now_us;
     session->move = move;
     result = stage(server, session);
     if (result == 0)
@@ -192,18 +192,27 @@ void moves_forget_store(struct session *session, uint32_t store)
     lose(session->move, -ENODEV, "a value-store that it was going to is lost");
 }
 
-void moves_begin_again(struct session *session, uint32_t store)
+void moves_store_down(struct server *server, uint32_t store)
 {
-    if (moves_go_to(session, store) && session->move->step != MOVE_COMMIT)
-        lose(session->move, -EAGAIN, "a value-store that it was going to was started again");
+    uint32_t cursor = 0;
+    for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
+        if (moves_go_to(session, store) && session->move->step != MOVE_COMMIT)
+            lose(session->move, -EAGAIN, "a value-store that it was going to hung up");
 }
 
-void moves_done(struct session *session, const struct order *order, int status, const char *sentence)
+bool moves_have_left(const struct session *session, uint32_t store)
+{
+    return session->move && session->move->step == MOVE_COMMIT && session->move->from == store;
+}
+
+void moves_done(struct server *server, struct session *session, const struct order *order, int status,
+                const char *sentence)
 {
     struct move *move = session->move;
     if (!move || move->id != order->move)
         return; /* of one that was given up */
     move->n_pending--;
+    move->heard_us = server->now_us;
     if (status == 0 || move->status != 0)
         return;
     move->status = status < 0 ? status : -EPROTO;
@@ -292,6 +301,16 @@ static void failed(struct server *server, struct session *session, int status)
         stores_close_broken(server, session, sentence);
 }
 
+/* Stores that live and do not answer. Who is parked for it waits less long than its request would. */
+static void look_at_the_time(const struct server *server, struct move *move)
+{
+    uint64_t timeout_us = server->options.recovery_timeout_us;
+    if (move->step == MOVE_PARK || move->step == MOVE_COMMIT || move->n_pending == 0)
+        return; /* the first is up to the request; the last cannot be undone */
+    if (server->now_us - move->heard_us > (move->step == MOVE_COPY ? timeout_us : timeout_us / 2))
+        lose(move, -ETIMEDOUT, "a value-store did not answer in time");
+}
+
 void moves_advance(struct server *server, struct session *session, bool *ret_moved)
 {
     struct move *move = session->move;
@@ -301,12 +320,14 @@ void moves_advance(struct server *server, struct session *session, bool *ret_mov
         moves_give_up(server, session);
         return;
     }
-    if (move->n_pending > 0)
-        return;
-    if (move->status != 0) {
+    look_at_the_time(server, move);
+    /* Before the commit nothing depends on orders that are under way; what they do is undone after them. */
+    if (move->status != 0 && (move->step != MOVE_COMMIT || move->n_pending == 0)) {
         failed(server, session, move->status);
         return;
     }
+    if (move->n_pending > 0)
+        return;
     switch (move->step) {
     case MOVE_COPY:
         move->step = MOVE_PARK;
@@ -316,6 +337,7 @@ void moves_advance(struct server *server, struct session *session, bool *ret_mov
         if (!is_parked(server, session))
             return;
         move->step = MOVE_REST;
+        move->heard_us = server->now_us;
         result = copy_rest(server, session);
         if (result != 0 || move->n_pending > 0)
             break;

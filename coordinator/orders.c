@@ -222,7 +222,7 @@ static void complete(struct server *server, struct order *order, int status, con
     server->dirty = true;
     if (order->move != 0 && order->kind != ORDER_RELEASE) {
         if (session)
-            moves_done(session, order, status, sentence);
+            moves_done(server, session, order, status, sentence);
         return;
     }
     if (!session && order->move == 0)

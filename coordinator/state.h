@@ -122,6 +122,7 @@ struct move { /* of a session's lanes out of one store */
     struct staged_block *staged;        /* [n_staged], by number */
     uint32_t n_staged, capacity;
     uint64_t started_us, parked_us;
+    uint64_t heard_us; /* last answer, or step that asks for one */
 };
 
 struct ring; /* of rings.c */
@@ -237,6 +238,7 @@ void stores_died(struct server *server, struct process *process);
 void stores_tell_worker(struct server *server, struct process *worker); /* StoreUp of all that serve */
 void stores_reformat(struct server *server);              /* the model has another shape and no session is left */
 void stores_leave(struct server *server, uint32_t store); /* nothing of a session is in it: its segment is given up */
+void stores_check_table(struct server *server);           /* does it hold all sessions that there are? */
 void stores_judge(struct server *server);                 /* sessions that were found and whose stores are there */
 void stores_close_broken(struct server *server, struct session *session, const char *reason);
 
@@ -302,12 +304,15 @@ int moves_begin(struct server *server, struct session *session, uint32_t from);
 void moves_advance(struct server *server, struct session *session, bool *ret_moved);
 /* Before its commit: what was staged is given back, and the session stays where it is. */
 void moves_give_up(struct server *server, struct session *session);
-/* Does the session go there? The store's segment is gone (what is staged there with it); or was adopted, and may lack some
- * of it: before the commit everything is staged anew. */
+/* Does the session go there? The store's segment is gone, and what is staged there with it; or its process is: before the
+ * commit moves are given up, and begin again elsewhere. */
 bool moves_go_to(const struct session *session, uint32_t store);
 void moves_forget_store(struct session *session, uint32_t store);
-void moves_begin_again(struct session *session, uint32_t store);
-void moves_done(struct session *session, const struct order *order, int status, const char *sentence);
+void moves_store_down(struct server *server, uint32_t store);
+/* Is nothing that it has in the store needed any more? */
+bool moves_have_left(const struct session *session, uint32_t store);
+void moves_done(struct server *server, struct session *session, const struct order *order, int status,
+                const char *sentence);
 void moves_free(struct session *session);
 void moves_free_all(struct server *server);
 /* Must requests of the session wait until it has moved? */

@@ -205,7 +205,7 @@ static void give_up_segment(struct server *server, uint32_t store, const char *r
     uint32_t cursor = 0;
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));) {
         if (session->state != SESSION_CLOSING && session->state != SESSION_CLOSED && !session->close_wanted &&
-            sessions_stores(session) >> store & 1u)
+            !moves_have_left(session, store) && sessions_stores(session) >> store & 1u)
             stores_close_broken(server, session, reason);
         sessions_forget_store(session, store);
         moves_forget_store(session, store);
@@ -216,6 +216,16 @@ static void give_up_segment(struct server *server, uint32_t store, const char *r
 }
 
 /* ---- states ---- */
+
+void stores_check_table(struct server *server)
+{
+    /* a session may live in nothing but a store that is being drained */
+    if (server->table_complete || !stores_all_ready(server) ||
+        (!server->stores_given && server->members & ~server->seen))
+        return;
+    server->table_complete = true;
+    server->dirty = true;
+}
 
 static void order_format(struct server *server, struct process *process)
 {
@@ -250,7 +260,7 @@ static void serve(struct server *server, struct process *process)
             tell_worker(server, worker, number);
     orders_resend(server, number);
     membership_promote(server);
-    server->table_complete = server->table_complete || stores_all_ready(server);
+    stores_check_table(server);
     stores_judge(server);
     check_model(server);
     server->dirty = true;
@@ -264,6 +274,7 @@ int stores_registered(struct server *server, struct process *process, bool holds
         if (fd >= 0)
             close(fd);
         membership_seen(server, number, false);
+        stores_judge(server); /* some may have waited for what it would bring */
         return 0;
     }
     bool known = fd >= 0 && descriptors_same(server->descriptors, number, fd);
@@ -375,8 +386,7 @@ static void check_adopted(struct server *server, uint32_t number)
     uint32_t cursor = 0;
     for (struct session *session; (session = sessions_next(server->sessions, &cursor));)
         if ((session->state == SESSION_READY || session->state == SESSION_RUNNING) && !session->close_wanted) {
-            moves_begin_again(session, number); /* what is staged there may have been found damaged */
-            if (!rebuild_still_whole(session, number, view))
+            if (!moves_have_left(session, number) && !rebuild_still_whole(session, number, view))
                 stores_close_broken(server, session, "the store that adopted its blocks found them damaged");
         }
 }
@@ -436,6 +446,7 @@ static void down(struct server *server, uint32_t number, bool for_good)
     }
     store->route = store->incarnation = 0;
     orders_unsent(server, number);
+    moves_store_down(server, number);
 }
 
 void stores_hung_up(struct server *server, struct process *process)
