@@ -11,6 +11,7 @@
 #include "coordinator/state.h"
 
 #define RETRY_SESSIONS_US 200000u
+#define MAX_DOUBLINGS     5u
 #define TELL_US           1000000u
 
 static const Hcattn__DrainStore *message_of(const struct request *request)
@@ -81,7 +82,7 @@ void drain_store_enter(struct server *server, struct request *request)
         }
         struct store *store = &server->stores[number];
         LOG_INFO("value-store %u is drained: what it holds goes to the others", number);
-        store->n_moved = 0;
+        store->n_moved = store->n_failed = 0;
         store->bytes_moved = store->next_try_us = 0;
         store->waits[0] = 0;
         membership_set(server, server->members, server->leaving | bit, server->left);
@@ -172,8 +173,13 @@ static struct session *go_on(struct server *server, uint32_t number)
         moves_advance(server, session, &moved);
         if (session->move)
             return session;
-        if (!moved) /* given up: not at once again */
-            server->stores[number].next_try_us = server->now_us + RETRY_SESSIONS_US;
+        struct store *store = &server->stores[number];
+        if (!moved && store->n_failed < MAX_DOUBLINGS)
+            store->n_failed++;
+        if (!moved) /* given up: not at once again, and ever more rarely: its run may have been stopped for it */
+            store->next_try_us = server->now_us + ((uint64_t)RETRY_SESSIONS_US << store->n_failed);
+        else
+            store->n_failed = 0;
     }
     return NULL;
 }

@@ -72,6 +72,7 @@ struct store {                   /* by number; what outlives its process */
     char trouble[256];           /* why it does not serve */
     uint32_t n_moved;            /* drained: sessions that have gone elsewhere */
     uint64_t bytes_moved;
+    uint32_t n_failed;    /* drained: moves that were given up one after the other */
     uint64_t next_try_us; /* drained: when the next session is looked for */
     char waits[256];      /* drained: why none goes now */
 };
