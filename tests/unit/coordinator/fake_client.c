@@ -78,7 +78,7 @@ bool fake_client_has(const struct fake_client *client, uint64_t request)
     return false;
 }
 
-Hcattn__Reply *fake_client_take_any(struct fakes *fakes, uint64_t request)
+static Hcattn__Reply *take_any(struct fakes *fakes, uint64_t request)
 {
     FAKES_WAIT(fakes, fake_client_has(&fakes->client, request));
     return next_of(&fakes->client, request);
@@ -86,7 +86,7 @@ Hcattn__Reply *fake_client_take_any(struct fakes *fakes, uint64_t request)
 
 Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind)
 {
-    Hcattn__Reply *reply = fake_client_take_any(fakes, request);
+    Hcattn__Reply *reply = take_any(fakes, request);
     if (reply->reply_case != kind) {
         fprintf(stderr, "reply of kind %d instead of %d%s%s\n", (int)reply->reply_case, (int)kind,
                 reply->reply_case == HCATTN__REPLY__REPLY_ERROR ? ": " : "",
@@ -230,7 +230,7 @@ static void drop_progress(struct fakes *fakes, uint64_t id)
         }
 }
 
-uint32_t fake_client_drained(struct fakes *fakes, uint64_t id)
+static void await_end(struct fakes *fakes, uint64_t id)
 {
     uint64_t deadline = fakes_deadline();
     do {
@@ -238,10 +238,26 @@ uint32_t fake_client_drained(struct fakes *fakes, uint64_t id)
         drop_progress(fakes, id);
         fakes_fail_late("a store is drained", __FILE__, __LINE__, deadline);
     } while (!fake_client_has(&fakes->client, id));
+}
+
+uint32_t fake_client_drained(struct fakes *fakes, uint64_t id)
+{
+    await_end(fakes, id);
     Hcattn__Reply *reply = fake_client_take(fakes, id, HCATTN__REPLY__REPLY_STORE_DRAINED);
     uint32_t n_sessions = reply->store_drained->n_sessions;
     hcattn__reply__free_unpacked(reply, NULL);
     return n_sessions;
+}
+
+void fake_client_drain_error(struct fakes *fakes, uint64_t id, Hcattn__ErrorCode code, const char *words)
+{
+    await_end(fakes, id);
+    Hcattn__Reply *reply = fake_client_take(fakes, id, HCATTN__REPLY__REPLY_ERROR);
+    if (reply->error->code != code || !strstr(reply->error->sentence, words)) {
+        fprintf(stderr, "error %d (%s) instead of %d\n", (int)reply->error->code, reply->error->sentence, (int)code);
+        abort();
+    }
+    hcattn__reply__free_unpacked(reply, NULL);
 }
 
 void fake_client_drain_waits(struct fakes *fakes, uint64_t id, const char *words)

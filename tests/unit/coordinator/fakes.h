@@ -200,6 +200,18 @@ void fake_checks_run(struct fakes *fakes,
                      const Hcattn__Work__WorkRequest *run);                     /* it names the blocks that are there */
 bool fake_checks_state(struct fakes *fakes, uint32_t store, const char *state); /* as Stats says */
 
+/* ---- fake_flow.c: with worker 0 and the client ---- */
+void fake_flow_join(struct fakes *fakes,
+                    uint32_t store); /* a store that is new, or again; until the worker reaches it */
+void fake_flow_kill_store(struct fakes *fakes, uint32_t store); /* as its supervisor sees it; the next life is ready */
+/* A generation on an open session is at the worker. Returns the request. */
+uint64_t fake_flow_start(struct fakes *fakes, uint64_t session, uint32_t max_tokens, uint64_t *ret_work);
+uint64_t fake_flow_take_run(struct fakes *fakes); /* the next Run, with the places that hold; returns its work */
+void fake_flow_take_stop(struct fakes *fakes, uint64_t work);
+void fake_flow_finish(struct fakes *fakes, uint64_t id, uint64_t work, uint64_t n_tokens);
+void fake_flow_make(struct fakes *fakes, uint64_t session,
+                    uint64_t n_tokens); /* opened, with n_tokens (0, or more than 4) */
+
 /* ---- fake_client.c ---- */
 void fake_client_open(struct fakes *fakes);
 void fake_client_close(struct fake_client *client);
@@ -209,7 +221,6 @@ uint64_t fake_client_ask(struct fakes *fakes, Hcattn__Request *request);
 void fake_client_send(struct fakes *fakes, Hcattn__Request *request);
 /* Waits for the next reply of that request and checks its kind. The caller frees it. */
 Hcattn__Reply *fake_client_take(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
-Hcattn__Reply *fake_client_take_any(struct fakes *fakes, uint64_t request); /* of whatever kind */
 void fake_client_drop(struct fakes *fakes, uint64_t request, Hcattn__Reply__ReplyCase kind);
 void fake_client_expect_error(struct fakes *fakes, uint64_t request, Hcattn__ErrorCode code);
 bool fake_client_has(const struct fake_client *client, uint64_t request);
@@ -234,6 +245,8 @@ uint64_t fake_client_drain(struct fakes *fakes, bool resume);
 uint64_t fake_client_drain_store(struct fakes *fakes, uint32_t store, bool resume);
 /* Waits for StoreDrained, over the progress that comes before it. Returns how many sessions were moved. */
 uint32_t fake_client_drained(struct fakes *fakes, uint64_t request);
+/* It ends with an error instead. */
+void fake_client_drain_error(struct fakes *fakes, uint64_t request, Hcattn__ErrorCode code, const char *words);
 /* Waits until its progress says why it waits, with these words. */
 void fake_client_drain_waits(struct fakes *fakes, uint64_t request, const char *words);
 uint64_t fake_client_describe(struct fakes *fakes, uint64_t session);

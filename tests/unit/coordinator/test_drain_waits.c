@@ -37,15 +37,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static void join(uint32_t store)
-{
-    uint32_t n = worker->n_exchange_ready;
-    if (fakes.store_supervisor[store].fd < 0)
-        fake_supervisor_register(&fakes, &fakes.store_supervisor[store], HCATTN__CONTROL__ROLE__VALUE_STORE, store);
-    fake_store_register(&fakes, store, false);
-    FAKES_WAIT(&fakes, worker->n_exchange_ready == n + 1);
-}
-
 static uint64_t begin_drain(uint32_t store)
 {
     return fake_client_drain_store(&fakes, store, false);
@@ -54,38 +45,6 @@ static uint64_t begin_drain(uint32_t store)
 static void resume(uint32_t store)
 {
     (void)fake_client_drained(&fakes, fake_client_drain_store(&fakes, store, true));
-}
-
-/* A request that works on the session is running. *ret_work: at the worker. */
-static uint64_t start(uint64_t session, uint32_t max_tokens, uint64_t *ret_work)
-{
-    uint64_t id = fake_client_generate(&fakes, session, "abc", max_tokens);
-    fake_client_drop(&fakes, id, REPLY(ACCEPTED));
-    Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, worker, WORK(RUN));
-    fake_checks_run(&fakes, run);
-    *ret_work = run->work;
-    fakes_drop(run);
-    return id;
-}
-
-/* A session of n_tokens tokens on which nothing runs. */
-static void make(uint64_t session, uint64_t n_tokens)
-{
-    uint64_t work;
-    fake_client_open_session(&fakes, session, false);
-    if (n_tokens == 0)
-        return;
-    uint64_t id = start(session, (uint32_t)n_tokens - 4, &work);
-    fake_store_journal(&fakes, session, n_tokens);
-    fake_worker_finished(worker, work, (uint32_t)n_tokens - 4, n_tokens);
-    fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
-}
-
-static void take_stop(uint64_t work)
-{
-    Hcattn__Work__WorkRequest *stop = fake_worker_take(&fakes, worker, WORK(STOP));
-    assert_int_equal(stop->stop->work, work);
-    fakes_drop(stop);
 }
 
 static void close_session(uint64_t session)
@@ -98,7 +57,7 @@ static void close_session(uint64_t session)
 /* Closed while the target does not answer an order of that kind; nothing runs. */
 static void close_in(uint32_t order)
 {
-    make(5, 200);
+    fake_flow_make(&fakes, 5, 200);
     fakes.stores[1].unanswered = order;
     uint64_t drain = begin_drain(0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
@@ -114,37 +73,37 @@ static void close_in(uint32_t order)
 static void a_session_closes_while_its_record_is_opened(void **state)
 {
     (void)state;
-    join(1);
+    fake_flow_join(&fakes, 1);
     close_in(FAKE_OPEN);
 }
 
 static void a_session_closes_while_it_is_copied(void **state)
 {
     (void)state;
-    join(1);
+    fake_flow_join(&fakes, 1);
     close_in(FAKE_IMPORT);
 }
 
 static void a_session_closes_while_blocks_are_reserved(void **state)
 {
     (void)state;
-    join(1);
+    fake_flow_join(&fakes, 1);
     close_in(FAKE_RESERVE);
 }
 
 static void a_session_closes_while_it_is_committed(void **state)
 {
     (void)state;
-    join(1);
+    fake_flow_join(&fakes, 1);
     close_in(FAKE_COMMIT);
 }
 
 static void a_session_closes_while_it_is_released(void **state)
 {
     (void)state;
-    join(1);
-    make(5, 200);
-    make(6, 0);
+    fake_flow_join(&fakes, 1);
+    fake_flow_make(&fakes, 5, 200);
+    fake_flow_make(&fakes, 6, 0);
     fakes.stores[0].unanswered = FAKE_RELEASE;
     uint64_t drain = begin_drain(0);
     FAKES_WAIT(&fakes, fakes.stores[0].held);
@@ -160,9 +119,9 @@ static void a_session_closes_while_it_is_parked(void **state)
     (void)state;
     uint64_t work;
     fake_client_open_session(&fakes, 5, false);
-    uint64_t id = start(5, 300, &work), drain = begin_drain(1);
+    uint64_t id = fake_flow_start(&fakes, 5, 300, &work), drain = begin_drain(1);
     fake_store_journal(&fakes, 5, 100);
-    take_stop(work);
+    fake_flow_take_stop(&fakes, work);
     uint64_t closes = fake_client_close_session(&fakes, 5);
     fakes_quiet(&fakes);
     fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
@@ -178,11 +137,11 @@ static void a_session_closes_while_the_rest_is_copied(void **state)
     (void)state;
     uint64_t work;
     fake_client_open_session(&fakes, 5, false);
-    uint64_t id = start(5, 300, &work);
+    uint64_t id = fake_flow_start(&fakes, 5, 300, &work);
     fake_store_journal(&fakes, 5, 100); /* block 1 is in store 1, and open */
     fakes.stores[0].unanswered = FAKE_IMPORT;
     uint64_t drain = begin_drain(1);
-    take_stop(work);
+    fake_flow_take_stop(&fakes, work);
     fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
     FAKES_WAIT(&fakes, fakes.stores[0].held);
     uint64_t closes = fake_client_close_session(&fakes, 5);
@@ -192,7 +151,7 @@ static void a_session_closes_while_the_rest_is_copied(void **state)
     fake_store_go_on(&fakes.stores[0]); /* too late for anybody */
     fake_checks_gone(&fakes, 5);
     fake_checks_tidy(&fakes);
-    make(5, 100); /* the number is free */
+    fake_flow_make(&fakes, 5, 100); /* the number is free */
 }
 
 /* ---- room ---- */
@@ -201,10 +160,10 @@ static void a_session_without_room_elsewhere_stays(void **state)
 {
     (void)state;
     fakes.stores[1].n_blocks = 6;
-    join(1);
-    make(5, 400); /* 7 blocks, of which store 1 has a part */
-    make(6, 400);
-    make(7, 100);
+    fake_flow_join(&fakes, 1);
+    fake_flow_make(&fakes, 5, 400); /* 7 blocks, of which store 1 has a part */
+    fake_flow_make(&fakes, 6, 400);
+    fake_flow_make(&fakes, 7, 100);
     uint64_t n_left = fake_store_held(&fakes.stores[0], 5) + fake_store_held(&fakes.stores[0], 6);
     assert_true(n_left > 6);
     uint64_t drain = begin_drain(0);
@@ -214,7 +173,7 @@ static void a_session_without_room_elsewhere_stays(void **state)
     hcattn__reply__free_unpacked(reply, NULL);
     fake_checks_session(&fakes, 5, 400);
     fake_checks_session(&fakes, 6, 400);
-    uint64_t work, id = start(6, 20, &work); /* it goes on where it is */
+    uint64_t work, id = fake_flow_start(&fakes, 6, 20, &work); /* it goes on where it is */
     fake_worker_finished(worker, work, 0, 400);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
     close_session(5);
@@ -227,12 +186,12 @@ static void a_session_without_room_elsewhere_stays(void **state)
 static void room_comes_with_a_store_that_joins(void **state)
 {
     (void)state;
-    make(5, 1000);
+    fake_flow_make(&fakes, 5, 1000);
     fakes.stores[1].n_blocks = 4;
-    join(1);
+    fake_flow_join(&fakes, 1);
     uint64_t drain = begin_drain(0);
     fake_client_drain_waits(&fakes, drain, "bytes in other stores");
-    join(2);
+    fake_flow_join(&fakes, 2);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
     fake_checks_session(&fakes, 5, 1000);
     fake_checks_tidy(&fakes);
@@ -243,15 +202,15 @@ static void a_session_that_grew_too_large_goes_on(void **state)
 {
     (void)state;
     uint64_t work;
-    make(5, 200);
+    fake_flow_make(&fakes, 5, 200);
     fakes.stores[1].n_blocks = 5;
-    join(1);
+    fake_flow_join(&fakes, 1);
     fakes.stores[1].unanswered = FAKE_IMPORT;
     uint64_t drain = begin_drain(0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
-    uint64_t id = start(5, 700, &work);
+    uint64_t id = fake_flow_start(&fakes, 5, 700, &work);
     fake_store_go_on(&fakes.stores[1]);
-    take_stop(work);
+    fake_flow_take_stop(&fakes, work);
     fake_store_journal(&fakes, 5, 300);
     fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
     Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, worker, WORK(RUN));
@@ -272,7 +231,7 @@ static void a_session_that_grew_too_large_goes_on(void **state)
 static void a_reservation_that_failed_unwatched_is_no_obstacle(void **state)
 {
     (void)state;
-    make(5, 70);
+    fake_flow_make(&fakes, 5, 70);
     fakes.stores[1].ignored = FAKE_RESERVE;
     uint32_t n = fakes.stores[1].n_reserves;
     uint64_t id = fake_client_generate(&fakes, 5, "abc", 250), dead = fakes.stores[1].incarnation;
@@ -282,7 +241,7 @@ static void a_reservation_that_failed_unwatched_is_no_obstacle(void **state)
     fake_store_rebirth(&fakes.stores[1]);
     fakes.stores[1].reserve_status = -ESTALE;
     fake_supervisor_child_dead(&fakes.store_supervisor[1], dead);
-    join(1);
+    fake_flow_join(&fakes, 1);
     FAKES_WAIT(&fakes, fakes.stores[1].n_reserves == n + 2);
     fakes.stores[1].reserve_status = 0;
     assert_int_equal(fake_client_drained(&fakes, begin_drain(1)), 1);
@@ -295,7 +254,7 @@ static void a_reservation_that_failed_unwatched_is_no_obstacle(void **state)
 static void nowhere_to_go(void **state)
 {
     (void)state;
-    make(5, 100);
+    fake_flow_make(&fakes, 5, 100);
     fake_store_hang_up(&fakes.stores[0]); /* it will come back */
     uint64_t drain = begin_drain(1);
     fake_client_drain_waits(&fakes, drain, "no other value-store");
@@ -308,10 +267,10 @@ static void nowhere_to_go(void **state)
 static void two_stores_leave_at_once(void **state)
 {
     (void)state;
-    join(2);
-    join(3);
+    fake_flow_join(&fakes, 2);
+    fake_flow_join(&fakes, 3);
     for (uint64_t session = 5; session < 9; session++)
-        make(session, 300);
+        fake_flow_make(&fakes, session, 300);
     uint64_t one = begin_drain(1), three = begin_drain(3), again = begin_drain(1); /* one drain */
     uint32_t n = fake_client_drained(&fakes, one);
     assert_true(n >= 4); /* some may have come from store 3, if that was asked first */
@@ -329,14 +288,14 @@ static void a_store_waits_for_what_is_on_its_way_to_it(void **state)
 {
     (void)state;
     static const uint32_t orders[] = {FAKE_OPEN, FAKE_IMPORT, FAKE_COMMIT};
-    make(5, 200);
-    join(1);
+    fake_flow_make(&fakes, 5, 200);
+    fake_flow_join(&fakes, 1);
     for (uint32_t i = 0; i < 3; i++) {
         uint32_t from = i % 2, to = 1 - from;
         fakes.stores[to].unanswered = orders[i];
         uint64_t drain = begin_drain(from);
         FAKES_WAIT(&fakes, fakes.stores[to].held);
-        join(2);
+        fake_flow_join(&fakes, 2);
         uint64_t other = begin_drain(to);
         fakes_quiet(&fakes);
         assert_int_equal(fakes.stores[to].n_leaves, 0);
@@ -351,10 +310,10 @@ static void a_store_waits_for_what_is_on_its_way_to_it(void **state)
             fake_store_rebirth(&fakes.stores[store]);
             fakes.stores[store].n_leaves = 0;
         }
-        join(to);
+        fake_flow_join(&fakes, to);
         (void)fake_client_drained(&fakes, begin_drain(2));
         fake_store_rebirth(&fakes.stores[2]);
-        join(from);
+        fake_flow_join(&fakes, from);
         assert_int_equal(fake_checks_lanes_in(&fakes, 5, to), 0xfff);
     }
 }
@@ -365,25 +324,25 @@ static void a_drain_that_is_ended_gives_its_move_up(void **state)
 {
     (void)state;
     uint64_t work;
-    make(5, 200);
-    join(1);
+    fake_flow_make(&fakes, 5, 200);
+    fake_flow_join(&fakes, 1);
     static const uint32_t orders[] = {FAKE_OPEN, FAKE_RESERVE, FAKE_IMPORT};
     for (uint32_t i = 0; i < 3; i++) {
         fakes.stores[1].unanswered = orders[i];
         uint64_t drain = begin_drain(0);
         FAKES_WAIT(&fakes, fakes.stores[1].held);
         resume(0);
-        fake_client_expect_error(&fakes, drain, ERROR_CODE(CONFLICT));
+        fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");
         fake_store_go_on(&fakes.stores[1]);
         fake_checks_session(&fakes, 5, 200);
         assert_int_equal(fake_checks_lanes_in(&fakes, 5, 0), 0xfff);
         fake_checks_tidy(&fakes);
     }
     /* while its run is being stopped: it is started again */
-    uint64_t id = start(5, 300, &work), drain = begin_drain(0);
-    take_stop(work);
+    uint64_t id = fake_flow_start(&fakes, 5, 300, &work), drain = begin_drain(0);
+    fake_flow_take_stop(&fakes, work);
     resume(0);
-    fake_client_expect_error(&fakes, drain, ERROR_CODE(CONFLICT));
+    fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");
     fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
     Hcattn__Work__WorkRequest *run = fake_worker_take(&fakes, worker, WORK(RUN));
     fake_checks_run(&fakes, run);
@@ -399,17 +358,17 @@ static void a_drain_that_is_ended_gives_its_move_up(void **state)
 static void a_commit_is_not_given_up(void **state)
 {
     (void)state;
-    make(5, 200);
-    join(1);
+    fake_flow_make(&fakes, 5, 200);
+    fake_flow_join(&fakes, 1);
     fakes.stores[1].unanswered = FAKE_COMMIT;
     uint64_t drain = begin_drain(0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
     resume(0);
-    fake_client_expect_error(&fakes, drain, ERROR_CODE(CONFLICT));
+    fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");
     fake_store_go_on(&fakes.stores[1]);
     fake_checks_session(&fakes, 5, 200);
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 1), 0xfff);
-    uint64_t work, id = start(5, 20, &work);
+    uint64_t work, id = fake_flow_start(&fakes, 5, 20, &work);
     fake_worker_finished(worker, work, 0, 200);
     fake_client_drop(&fakes, id, REPLY(GENERATE_DONE));
     close_session(5);

@@ -235,19 +235,7 @@ static void a_start_that_nobody_follows_is_answered(void **state)
     (void)state;
     drain_empty(1);
     uint64_t id = fake_client_drain_store(&fakes, 1, true);
-    Hcattn__Reply *reply;
-    do {
-        FAKES_WAIT(&fakes, fake_client_has(&fakes.client, id));
-        reply = fake_client_take_any(&fakes, id);
-        if (reply->reply_case == REPLY(STORE_DRAIN_PROGRESS)) {
-            hcattn__reply__free_unpacked(reply, NULL);
-            reply = NULL;
-        }
-    } while (!reply);
-    assert_int_equal(reply->reply_case, REPLY(ERROR));
-    assert_int_equal(reply->error->code, ERROR_CODE(UNAVAILABLE));
-    assert_non_null(strstr(reply->error->sentence, "did not come back"));
-    hcattn__reply__free_unpacked(reply, NULL);
+    fake_client_drain_error(&fakes, id, ERROR_CODE(UNAVAILABLE), "did not come back");
 }
 
 static void a_leave_that_was_lost_is_said_again(void **state)
