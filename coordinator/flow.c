@@ -76,14 +76,14 @@ void flow_cancel(struct server *server, struct request *request)
         flow_fail(server, request, HCATTN__ERROR_CODE__CANCELLED, NULL, "cancelled");
 }
 
-void flow_abandon(struct server *server, struct request *request)
+void flow_abandon(struct server *server, struct request *request, const char *why)
 {
     request->mute = true;
     request->restart = false;
     struct session *session = request->session;
     if (session && session->terms.flags & SESSION_EPHEMERAL) {
         session->close_wanted = true;
-        session->close_why = "its client is gone";
+        session->close_why = why;
     }
     end_quietly(server, request);
 }
@@ -134,8 +134,15 @@ bool flow_waits_for_table(struct server *server, struct request *request, uint64
 {
     if (!server->table_complete)
         return true;
-    flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "there is no session %016llx",
-              (unsigned long long)session);
+    const char *why = NULL;
+    for (uint32_t i = 0; i < MAX_CLOSED && !why; i++)
+        why = server->closed[i].session == session ? server->closed[i].why : NULL;
+    if (why)
+        flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "session %016llx was closed: %s",
+                  (unsigned long long)session, why);
+    else
+        flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "there is no session %016llx",
+                  (unsigned long long)session);
     return false;
 }
 
@@ -155,8 +162,8 @@ static void enter_work(struct server *server, struct request *request)
         return;
     }
     if (session->close_wanted || session->state == SESSION_CLOSING) {
-        flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "session %016llx is closed",
-                  (unsigned long long)session->id);
+        flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL, "session %016llx is closed: %s",
+                  (unsigned long long)session->id, session->close_why ? session->close_why : "asked for");
         return;
     }
     if (session->state == SESSION_RUNNING) {

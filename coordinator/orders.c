@@ -337,8 +337,9 @@ static void begin_close(struct server *server, struct session *session)
         LOG_ERROR("session %016llx cannot be closed now", (unsigned long long)session->id);
         return;
     }
-    LOG_INFO("session %016llx is closing: %s", (unsigned long long)session->id,
-             session->close_why ? session->close_why : "asked for");
+    const char *why = session->close_why ? session->close_why : "asked for";
+    server->closed[server->n_closed++ % MAX_CLOSED] = (struct closed_session){session->id, why};
+    LOG_INFO("session %016llx is closing: %s", (unsigned long long)session->id, why);
 }
 
 void orders_settle(struct server *server)

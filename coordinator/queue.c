@@ -139,7 +139,7 @@ void queue_probe(struct server *server, struct request *request)
         return;
     request->probed_us = server->now_us;
     if (!request->mute && stats_health(server, &request->client, 0) == -EHOSTUNREACH)
-        flow_abandon(server, request);
+        flow_abandon(server, request, "its client is gone");
 }
 
 void queue_tick(struct server *server, struct request *request)

@@ -38,12 +38,12 @@ void rpc_reply(struct server *server, struct request *request, Hcattn__Reply *re
     }
     if (result == 0)
         return;
-    LOG_INFO("request %016llx (%s) cannot be answered: %s", (unsigned long long)request->id,
-             requests_kind_name(request->kind),
-             result == -EAGAIN         ? "its client does not read"
-             : result == -EHOSTUNREACH ? "its client is gone"
-                                       : strerror(-result));
-    flow_abandon(server, request);
+    const char *why = result == -EAGAIN         ? "its client did not read what it was sent"
+                      : result == -EHOSTUNREACH ? "its client is gone"
+                                                : "its client could not be answered";
+    LOG_INFO("request %016llx (%s) cannot be answered: %s (%s)", (unsigned long long)request->id,
+             requests_kind_name(request->kind), why, strerror(-result));
+    flow_abandon(server, request, why);
 }
 
 static void fill(Hcattn__Error *error, Hcattn__ErrorCode code, const struct numbers *numbers, char *sentence)

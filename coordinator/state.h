@@ -41,6 +41,7 @@
 #define CLIENT_HIGH_WATER 512u  /* replies that wait for one client; one that lets more pile up loses its request */
 #define RETRY_US          5000u /* between tries to send what could not be sent */
 #define MAX_DEATHS        3u    /* dispatches of one request that may end by a worker's death without progress */
+#define MAX_CLOSED        64u   /* sessions whose end is remembered */
 #define RESERVE_MAX       1024u /* blocks in one Reserve */
 #define COPY_MAX          256u  /* blocks in one Copy */
 
@@ -135,6 +136,11 @@ struct work_packet { /* to a worker that cannot be reached right now */
     uint8_t bytes[];
 };
 
+struct closed_session { /* one that somebody may still ask for */
+    uint64_t session;
+    const char *why; /* static text */
+};
+
 struct rate { /* of warnings */
     uint64_t last_us;
     uint64_t n_quiet;
@@ -188,6 +194,8 @@ struct server {
     uint32_t n_work_packets;
     uint64_t n_work_bytes;
 
+    struct closed_session closed[MAX_CLOSED]; /* the last ones, a ring */
+    uint64_t n_closed;
     bool table_complete; /* all stores have been ready once: an unknown session does not exist */
     bool dirty, stopping;
     struct rate garbage, strangers, late, full;
@@ -396,9 +404,10 @@ const Hcattn__Input *flow_input(const struct request *request); /* or NULL */
 void flow_fail(struct server *server, struct request *request, Hcattn__ErrorCode code, const struct numbers *numbers,
                const char *format, ...) __attribute__((format(printf, 5, 6)));
 void flow_answer(struct server *server, struct request *request, Hcattn__Reply *reply); /* its last reply */
-void flow_finish(struct server *server, struct request *request);  /* its last reply is on its way */
-void flow_cancel(struct server *server, struct request *request);  /* by its client */
-void flow_abandon(struct server *server, struct request *request); /* its client is gone or does not read */
+void flow_finish(struct server *server, struct request *request); /* its last reply is on its way */
+void flow_cancel(struct server *server, struct request *request); /* by its client */
+/* Its client is gone or does not read: `why`, static text, for whoever asks for a session that is closed by that. */
+void flow_abandon(struct server *server, struct request *request, const char *why);
 void flow_again(struct server *server, struct request *request, uint32_t resume_from); /* the client sent it again */
 void flow_session_lost(struct server *server, struct request *request, const char *sentence);
 void flow_redispatch(struct server *server, struct request *request, bool died);

@@ -228,7 +228,7 @@ static void never_reads(void **state)
     volley_greet(fd, "neverread", 9);
     volley_frame(fd, 2, n_bytes, bytes, n_bytes);
     wait_state(session.session, "gone");
-    assert_true(service_log_contains(&service, "does not read"));
+    assert_true(service_log_contains(&service, "did not read"));
     assert_blocks(0);
     close(fd);
     volley_assert_well(&volley);

@@ -431,8 +431,14 @@ static void a_client_that_does_not_read_loses_its_request(void **state)
     fake_worker_error(&fakes.workers[0], run->work, ERROR_CODE(CANCELLED));
     FAKES_WAIT(&fakes, fakes.stores[0].n_releases == 1);
     free(logprobs.all.data);
-    fakes.client.socket = reader;
     hcattn__work__work_request__free_unpacked(run, NULL);
+    socket_free(reader);
+    /* who asks for the session hears why it is gone */
+    fake_client_open(&fakes);
+    Hcattn__Reply *error = fake_client_take(&fakes, fake_client_generate(&fakes, session, "x", 5), REPLY(ERROR));
+    assert_int_equal(error->error->code, ERROR_CODE(NOT_FOUND));
+    assert_non_null(strstr(error->error->sentence, "was closed: its client did not read"));
+    hcattn__reply__free_unpacked(error, NULL);
 }
 
 static void the_same_request_again_is_the_same_request(void **state)
