@@ -61,3 +61,26 @@ void fake_flow_make(struct fakes *fakes, uint64_t session, uint64_t n_tokens)
     fake_store_journal(fakes, session, n_tokens);
     fake_flow_finish(fakes, id, work, n_tokens);
 }
+
+void fake_flow_restart(struct fakes *fakes, const char *const *arguments)
+{
+    fakes_kill_coordinator(fakes);
+    fakes_start_coordinator(fakes, arguments);
+    for (uint32_t i = 0; i < FAKE_STORES; i++)
+        FAKES_WAIT(fakes, fakes->stores[i].fd < 0 && fakes->store_supervisor[i].fd < 0);
+    FAKES_WAIT(fakes, fakes->workers[0].hung_up && fakes->worker_supervisor[0].fd < 0);
+    for (uint32_t i = 0; i < FAKE_STORES; i++)
+        fake_store_go_on(&fakes->stores[i]);
+}
+
+void fake_flow_register_again(struct fakes *fakes, uint32_t store)
+{
+    fake_supervisor_register(fakes, &fakes->store_supervisor[store], HCATTN__CONTROL__ROLE__VALUE_STORE, store);
+    fake_store_register(fakes, store, fakes->stores[store].has_segment);
+}
+
+void fake_flow_worker_again(struct fakes *fakes)
+{
+    fake_supervisor_register(fakes, &fakes->worker_supervisor[0], HCATTN__CONTROL__ROLE__GPU_WORKER, 0);
+    fake_worker_register(fakes, 0);
+}

@@ -64,6 +64,8 @@ static void format(struct fake_store *store, const Hcattn__Control__Format *mess
 {
     struct row_shape shape = {message->shape->n_layers, message->shape->n_kv_heads, message->shape->head_dim,
                               message->shape->codec};
+    if (store->slow)
+        return;
     segments_drop(&store->segment);
     segments_make(&store->segment, store->index, store->incarnation, store->n_blocks, &shape);
     store->has_segment = true;
@@ -119,7 +121,7 @@ static void answer(struct fake_store *store, uint32_t order, uint64_t sequence, 
 void fake_store_go_on(struct fake_store *store)
 {
     store->unanswered = store->ignored = 0;
-    if (store->held != 0)
+    if (store->held != 0 && store->fd >= 0)
         fake_store_say_done(store, store->held, 0);
     store->held = 0;
 }

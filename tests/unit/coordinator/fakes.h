@@ -48,6 +48,7 @@ struct fake_store {
     uint32_t n_imports, n_imported, n_commits, n_stale; /* stale: an Import of what is not there (any more) */
     uint32_t release_lanes;                             /* of the last Release */
     uint32_t n_leaves;
+    bool slow;             /* it is told to format and does not get to it */
     bool stays;            /* told to leave, it does not end */
     char policy[64];       /* of the last SessionOpen */
     uint32_t exact_tokens; /* of the last SessionOpen */
@@ -211,6 +212,12 @@ void fake_flow_take_stop(struct fakes *fakes, uint64_t work);
 void fake_flow_finish(struct fakes *fakes, uint64_t id, uint64_t work, uint64_t n_tokens);
 void fake_flow_make(struct fakes *fakes, uint64_t session,
                     uint64_t n_tokens); /* opened, with n_tokens (0, or more than 4) */
+
+/* Another coordinator, to which nobody has registered; the stores' segments stay, and they answer everything again. */
+void fake_flow_restart(struct fakes *fakes, const char *const *arguments);
+void fake_flow_register_again(struct fakes *fakes,
+                              uint32_t store); /* and its supervisor; with the segment that it has */
+void fake_flow_worker_again(struct fakes *fakes);
 
 /* ---- fake_client.c ---- */
 void fake_client_open(struct fakes *fakes);

@@ -80,24 +80,6 @@ static void drain_empty(uint32_t store)
     assert_int_equal(fakes.stores[store].n_leaves, 1);
 }
 
-static void restart_coordinator(const char *const *arguments)
-{
-    fakes_kill_coordinator(&fakes);
-    fakes_start_coordinator(&fakes, arguments);
-    for (uint32_t i = 0; i < FAKE_STORES; i++)
-        FAKES_WAIT(&fakes, fakes.stores[i].fd < 0);
-    for (uint32_t i = 0; i < FAKE_STORES; i++)
-        FAKES_WAIT(&fakes, fakes.store_supervisor[i].fd < 0);
-    FAKES_WAIT(&fakes, fakes.workers[0].hung_up);
-}
-
-/* To a coordinator that is new: a supervisor, then its store with what it has. */
-static void register_again(uint32_t store)
-{
-    fake_supervisor_register(&fakes, &fakes.store_supervisor[store], HCATTN__CONTROL__ROLE__VALUE_STORE, store);
-    fake_store_register(&fakes, store, fakes.stores[store].has_segment);
-}
-
 static void write_file(const char *text)
 {
     char path[128];
@@ -274,13 +256,13 @@ static void a_later_coordinator_knows_who_is_there(void **state)
     drain_empty(1);
     fake_client_open_session(&fakes, 5, false);
     assert_true(fake_checks_lanes_in(&fakes, 5, 2) != 0);
-    restart_coordinator(hasty);
-    register_again(0);
-    fake_worker_register(&fakes, 0);
+    fake_flow_restart(&fakes, hasty);
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_worker_again(&fakes);
     FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 1);
     fakes_quiet(&fakes);
     assert_false(is_ready()); /* store 2 had joined */
-    register_again(2);
+    fake_flow_register_again(&fakes, 2);
     FAKES_WAIT(&fakes, is_ready()); /* store 1 had left */
     fake_checks_session(&fakes, 5, 0);
     assert_false(would_open_in(1));
@@ -293,19 +275,19 @@ static void a_joined_store_that_does_not_come_back_is_dropped(void **state)
     join(2);
     fake_client_open_session(&fakes, 5, false);
     fake_client_drop(&fakes, fake_client_close_session(&fakes, 5), REPLY(SESSION_CLOSED));
-    restart_coordinator(hasty);
+    fake_flow_restart(&fakes, hasty);
     fake_store_rebirth(&fakes.stores[2]);
-    register_again(0);
-    register_again(1);
-    fake_worker_register(&fakes, 0);
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_register_again(&fakes, 1);
+    fake_flow_worker_again(&fakes);
     FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 2);
     assert_false(is_ready());
     FAKES_WAIT(&fakes, is_ready());
     assert_false(would_open_in(2));
-    restart_coordinator(hasty); /* for good */
-    register_again(0);
-    register_again(1);
-    fake_worker_register(&fakes, 0);
+    fake_flow_restart(&fakes, hasty); /* for good */
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_register_again(&fakes, 1);
+    fake_flow_worker_again(&fakes);
     FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 2);
     assert_true(is_ready());
 }
@@ -317,15 +299,15 @@ static void a_service_that_starts_anew_forgets(void **state)
     join(2);
     drain_empty(1);
     drain_empty(0);
-    restart_coordinator((const char *[]){"--recovery-timeout", "60s", NULL});
+    fake_flow_restart(&fakes, (const char *[]){"--recovery-timeout", "60s", NULL});
     for (uint32_t i = 0; i < 3; i++)
         fake_store_rebirth(&fakes.stores[i]);
-    register_again(0);
-    fake_worker_register(&fakes, 0);
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_worker_again(&fakes);
     FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 1);
     fakes_quiet(&fakes);
     assert_false(is_ready());
-    register_again(1);
+    fake_flow_register_again(&fakes, 1);
     FAKES_WAIT(&fakes, is_ready());
     assert_true(would_open_in(0) && would_open_in(1));
 }
@@ -345,15 +327,15 @@ static void a_file_that_makes_no_sense_is_ignored(void **state)
         "\xff\xfe gar\0bage",
     };
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-        restart_coordinator(NULL);
+        fake_flow_restart(&fakes, NULL);
         fakes_kill_coordinator(&fakes);
         write_file(files[i]);
         fakes_start_coordinator(&fakes, NULL);
-        register_again(0);
-        fake_worker_register(&fakes, 0);
+        fake_flow_register_again(&fakes, 0);
+        fake_flow_worker_again(&fakes);
         FAKES_WAIT(&fakes, fakes.workers[0].n_exchange_ready == 1);
         assert_false(is_ready()); /* both are expected, as --stores says */
-        register_again(1);
+        fake_flow_register_again(&fakes, 1);
         FAKES_WAIT(&fakes, is_ready());
         assert_true(would_open_in(0) && would_open_in(1));
     }
@@ -368,12 +350,12 @@ static void a_store_that_left_and_lives_is_told_again(void **state)
     fake_client_drain_store(&fakes, 1, false);
     FAKES_WAIT(&fakes, fakes.stores[1].n_leaves == 1);
     fake_client_drop(&fakes, fake_client_close_session(&fakes, 5), REPLY(SESSION_CLOSED));
-    restart_coordinator(hasty);
+    fake_flow_restart(&fakes, hasty);
     fakes.stores[1].stays = false;
     fakes.stores[1].ignored = 0;
-    register_again(0);
-    register_again(1);
-    fake_worker_register(&fakes, 0);
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_register_again(&fakes, 1);
+    fake_flow_worker_again(&fakes);
     FAKES_WAIT(&fakes, fakes.stores[1].n_leaves == 2);
     FAKES_WAIT(&fakes, is_ready());
     assert_false(would_open_in(1));
@@ -394,11 +376,11 @@ static void the_last_store_does_not_leave(void **state)
     fake_client_drain_store(&fakes, 0, false);
     fake_client_drain_store(&fakes, 1, false);
     FAKES_WAIT(&fakes, fake_checks_state(&fakes, 0, "draining") && fake_checks_state(&fakes, 1, "draining"));
-    restart_coordinator(hasty);
+    fake_flow_restart(&fakes, hasty);
     fake_store_rebirth(&fakes.stores[2]);
-    register_again(0);
-    register_again(1);
-    fake_worker_register(&fakes, 0);
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_register_again(&fakes, 1);
+    fake_flow_worker_again(&fakes);
     FAKES_WAIT(&fakes, is_ready());
     fake_checks_gone(&fakes, 5); /* a part of it is lost */
     assert_true(would_open_in(0));
