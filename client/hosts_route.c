@@ -204,7 +204,7 @@ static int run_at(struct hcattn *client, struct call *call, size_t index, uint64
     struct host *host = &client->hosts.all[index];
     int result = call_on(client, host, call, patience_us, deadline_us, ret_line, error);
     call->host = index;
-    if (client->hosts.n > 1 && *ret_line != CALL_LINE_GOOD)
+    if (*ret_line != CALL_LINE_GOOD)
         hosts_lose(&client->hosts, host);
     return result;
 }

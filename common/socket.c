@@ -194,13 +194,13 @@ static int check_free(const char *path)
 }
 
 /* A cut link says nothing by itself. Options hold for what is bound or connected after them. */
-static int set_patience(struct socket *socket, const char *endpoint)
+static int set_patience(struct socket *socket, const char *endpoint, int silence_ms)
 {
     if (strncmp(endpoint, "tcp://", 6) != 0)
         return 0;
     int error = socket_set_int(socket, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
     if (!error)
-        error = socket_set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, SOCKET_SILENCE_MS);
+        error = socket_set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, silence_ms);
     if (!error)
         error = socket_set_int(socket, ZMQ_CONNECT_TIMEOUT, CONNECT_MS);
     if (!error)
@@ -211,7 +211,8 @@ static int set_patience(struct socket *socket, const char *endpoint)
 int socket_bind(struct socket *socket, const char *endpoint)
 {
     const char *path = ipc_path(endpoint);
-    int error = path ? check_free(path) : set_patience(socket, endpoint);
+    /* Less than the other end has: a peer that comes again under its routing id must find the place free. */
+    int error = path ? check_free(path) : set_patience(socket, endpoint, SOCKET_SILENCE_MS / 2);
     if (error)
         return error;
     if (zmq_bind(socket->zmq, endpoint) < 0)
@@ -229,7 +230,7 @@ int socket_connect(struct socket *socket, const char *endpoint)
     const char *path = ipc_path(endpoint);
     if (path && strlen(path) >= sizeof(((struct sockaddr_un *)NULL)->sun_path))
         return -ENAMETOOLONG;
-    int error = set_patience(socket, endpoint);
+    int error = set_patience(socket, endpoint, SOCKET_SILENCE_MS);
     if (error)
         return error;
     return zmq_connect(socket->zmq, endpoint) < 0 ? socket_last_error() : 0;

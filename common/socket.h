@@ -11,7 +11,7 @@
  * Strangers  ZeroMQ still accepts peers of its first protocol, which has no greeting: garbage on an endpoint can arrive
  *            as a message, with any routing id of 1 to 255 bytes. Receivers check every frame.
  * Closing    does not linger: what was not sent by then is lost.
- * TCP        a peer that is silent for SOCKET_SILENCE_MS, as behind a cut link, counts as gone; it is connected to again.
+ * TCP        a peer that is silent for SOCKET_SILENCE_MS (half of it, for who is bound), as behind a cut link, counts as gone.
  */
 #pragma once
 
