@@ -177,6 +177,22 @@ class Service:
             "others": others,
         }
 
+    # ---- for bench/drain ----
+
+    def open(self, prompt):
+        """A session that holds the prompt and one token more."""
+        return self._finish(self._start("new", 1, prompt))[0]
+
+    def stream(self, session, n_tokens):
+        """The running client, whose output comes token by token."""
+        return subprocess.Popen(
+            [self._program, "generate", "--runtime-dir", self._runtime, "--raw", "--ignore-end", "--session", session,
+             "--max-tokens", str(n_tokens), ""],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._env)
+
+    def drain(self, store):
+        return self._call("drain", str(store))
+
     def _describe(self, session):
         """What the worker counted in a session's decode steps; None each: a version that cannot tell."""
         try:
