@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static int load(void **state)
@@ -51,6 +52,8 @@ static void what_is_not_there_is_refused(void **state)
     assert_int_equal(topology_node(topology, none, &node), -ENOENT);
     assert_int_equal(topology_bind_thread(topology, none), -ENOENT);
     assert_int_equal(topology_bind_memory(topology, none, NULL, 0), -ENOENT);
+    assert_int_equal(topology_prefer_memory(topology, none, NULL, 0), -ENOENT);
+    assert_int_equal(topology_near_memory(topology, none, &none), -ENOENT);
     assert_int_equal(topology_resident_bytes(topology, none, NULL, 0, &a, &b), -ENOENT);
     assert_null(topology_free(NULL));
 }
@@ -58,7 +61,7 @@ static void what_is_not_there_is_refused(void **state)
 struct binding {
     const struct topology *topology;
     int result;
-    uint32_t n_cpus;
+    uint32_t n_cpus, n_released;
 };
 
 static void *bind_here(void *argument)
@@ -68,6 +71,9 @@ static void *bind_here(void *argument)
     binding->result = topology_bind_thread(binding->topology, 0);
     if (sched_getaffinity(0, sizeof(mask), &mask) == 0)
         binding->n_cpus = (uint32_t)CPU_COUNT(&mask);
+    if (binding->result == 0 && topology_release_thread(binding->topology) == 0 &&
+        sched_getaffinity(0, sizeof(mask), &mask) == 0)
+        binding->n_released = (uint32_t)CPU_COUNT(&mask);
     return NULL;
 }
 
@@ -81,9 +87,10 @@ static void binding_a_thread_leaves_the_others_alone(void **state)
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, bind_here, &binding), 0);
     pthread_join(thread, NULL);
-    if (binding.result == 0)
+    if (binding.result == 0) {
         assert_int_equal(binding.n_cpus, node.n_cpus);
-    else
+        assert_int_equal(binding.n_released, CPU_COUNT(&before));
+    } else
         assert_true(binding.result == -EPERM || binding.result == -ENOSYS || binding.result == -ENODATA);
     assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
     assert_true(CPU_EQUAL(&before, &after));
@@ -125,6 +132,22 @@ static void pages_of_a_bound_segment_lie_on_the_node(void **state)
     close(fd);
 }
 
+/* Memory that is only asked for there is had, wherever it lies. */
+static void pages_of_preferred_memory_are_had(void **state)
+{
+    const size_t n_bytes = 1 << 20;
+    void *memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    int preferred = topology_prefer_memory(*state, 0, memory, n_bytes);
+    assert_true(preferred == 0 || preferred == -EPERM || preferred == -ENOSYS);
+    memset(memory, 1, n_bytes);
+    uint64_t on_node, resident;
+    struct topology_range range = {(uintptr_t)memory, (uintptr_t)memory + n_bytes};
+    if (topology_resident_ranges(*state, 0, &range, 1, &on_node, &resident) == 0 && preferred == 0)
+        assert_int_equal(resident, n_bytes); /* its policy makes a mapping of its own of it */
+    munmap(memory, n_bytes);
+}
+
 static void the_outcome_is_told(void **state)
 {
     char text[256], expected[256];
@@ -144,6 +167,7 @@ int main(void)
         cmocka_unit_test(what_is_not_there_is_refused),
         cmocka_unit_test(binding_a_thread_leaves_the_others_alone),
         cmocka_unit_test(pages_of_a_bound_segment_lie_on_the_node),
+        cmocka_unit_test(pages_of_preferred_memory_are_had),
         cmocka_unit_test(the_outcome_is_told),
     };
     return cmocka_run_group_tests(tests, load, unload);
