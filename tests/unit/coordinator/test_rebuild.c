@@ -91,6 +91,12 @@ static struct rebuild_verdict judge(uint64_t there, bool all)
     return verdict;
 }
 
+static void drop(struct rebuild_verdict *verdict)
+{
+    free(verdict->cut);
+    free(verdict->strays);
+}
+
 static void expect_broken(const char *part)
 {
     struct rebuild_verdict verdict = judge(3, true);
@@ -99,7 +105,7 @@ static void expect_broken(const char *part)
         fail_msg("\"%s\" does not say \"%s\"", verdict.reason, part);
     assert_int_equal(verdict.session->state, SESSION_RECOVERING);
     assert_true(verdict.session->close_wanted);
-    free(verdict.cut);
+    drop(&verdict);
     assert_int_equal(rebuild_judge(sessions, 3, true, &verdict), -ENOENT); /* judged once */
 }
 
@@ -113,7 +119,7 @@ static void a_whole_session_is_ready(void **state)
     assert_false(verdict.broken);
     assert_int_equal(verdict.release_from, REBUILD_NOTHING);
     assert_int_equal(verdict.n_cut, 0);
-    free(verdict.cut);
+    drop(&verdict);
     assert_int_equal(session->state, SESSION_READY);
     assert_int_equal(session->n_blocks, 7);
     for (uint32_t i = 0; i < 7; i++) {
@@ -142,7 +148,7 @@ static void a_session_waits_for_its_stores(void **state)
     read_store(1);
     verdict = judge(3, false);
     assert_false(verdict.broken);
-    free(verdict.cut);
+    drop(&verdict);
 }
 
 static void a_session_without_blocks_is_whole(void **state)
@@ -154,7 +160,7 @@ static void a_session_without_blocks_is_whole(void **state)
     struct rebuild_verdict verdict = judge(3, false);
     assert_false(verdict.broken);
     assert_int_equal(verdict.session->n_blocks, 0);
-    free(verdict.cut);
+    drop(&verdict);
 }
 
 static void blocks_that_were_being_reserved_are_cut(void **state)
@@ -171,7 +177,7 @@ static void blocks_that_were_being_reserved_are_cut(void **state)
     assert_int_equal(verdict.cut[0].store, 1);
     assert_int_equal(verdict.cut[0].handle.generation, handle_of(5).generation);
     assert_int_equal(verdict.session->n_blocks, 4);
-    free(verdict.cut);
+    drop(&verdict);
 }
 
 static void a_missing_block_breaks_it(void **state)
@@ -257,7 +263,7 @@ static void blocks_of_nobody_are_found(void **state)
     assert_int_equal(verdict.session->id, 99);
     assert_int_equal(verdict.session->n_blocks, 1); /* to be released */
     assert_int_equal(sessions_stores(verdict.session), 1);
-    free(verdict.cut);
+    drop(&verdict);
     uint64_t model[2];
     assert_false(sessions_model(sessions, model));
 }
@@ -285,7 +291,7 @@ static void garbage_headers_are_not_blocks(void **state)
     read_both();
     struct rebuild_verdict verdict = judge(3, true);
     assert_false(verdict.broken);
-    free(verdict.cut);
+    drop(&verdict);
 }
 
 static void an_adopted_segment_is_compared(void **state)
@@ -294,7 +300,7 @@ static void an_adopted_segment_is_compared(void **state)
     write_session(3, 5, 1);
     read_both();
     struct rebuild_verdict verdict = judge(3, true);
-    free(verdict.cut);
+    drop(&verdict);
     const struct segment_view *view = descriptors_view(descriptors, 0);
     assert_true(rebuild_still_whole(verdict.session, 0, view));
     struct block_header *header = segments_block(&segments[0], handle_of(2).index);
