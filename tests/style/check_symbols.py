@@ -30,7 +30,9 @@ def check_library(library):
         if header:
             member = header.group(1)
         elif line.strip():
-            symbol = line.split()[0]
+            symbol, kind = line.split()[:2]
+            if kind in "VW":  # weak: C++ made it of a header
+                continue
             generated = any(re.fullmatch(pattern, member) for pattern in rules.GENERATED_OBJECTS)
             if not generated and not allowed(member, symbol):
                 yield f"{library.name}: {member} defines {symbol}"

@@ -52,9 +52,9 @@ def check_file(path, text, exists):
     n_lines = text.count("\n") + (not text.endswith("\n"))
     if n_lines > rules.MAX_LINES:
         yield f"{n_lines} lines; at most {rules.MAX_LINES}"
-    if not path.endswith((".c", ".h", ".cu", ".cuh")):
+    if not path.endswith((".c", ".h", ".cu", ".cuh", ".cpp")):
         return
-    has_header = path.endswith(".c") and exists(path[:-1] + "h")  # which then says it
+    has_header = path.endswith((".c", ".cpp")) and exists(path.rsplit(".", 1)[0] + ".h")  # which then says it
     if not text.startswith("/*") and not has_header:
         yield "does not begin with a comment that says what the file is responsible for"
     if path.endswith((".h", ".cuh")) and "#pragma once" not in text:
@@ -75,7 +75,7 @@ def check_file(path, text, exists):
 def check_tree(root):
     for folder in rules.CODE_FOLDERS:
         for file in sorted((root / folder).rglob("*")):
-            if file.suffix not in (".c", ".h", ".cu", ".cuh", ".proto", ".py") or not file.is_file():
+            if file.suffix not in (".c", ".h", ".cu", ".cuh", ".cpp", ".proto", ".py") or not file.is_file():
                 continue
             path = file.relative_to(root).as_posix()
             text = file.read_text(encoding="utf-8")
