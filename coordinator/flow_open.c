@@ -25,8 +25,8 @@ static void open_new(struct server *server, struct request *request)
 {
     const Hcattn__OpenSession *open = ((const Hcattn__Request *)request->message)->open_session;
     struct session *session;
-    if (!stores_all_ready(server) || !server->model.known)
-        return;
+    if (!server->table_complete || !stores_all_ready(server) || !server->model.known)
+        return; /* it may be open already, in a store that is still to come */
     if (request->session_id == 0)
         request->session_id = random_u64();
     int result = sessions_add(server->sessions, request->session_id, SESSION_OPENING, &session);

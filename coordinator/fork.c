@@ -165,6 +165,8 @@ void fork_enter(struct server *server, struct request *request)
     struct session *session = sessions_find(server->sessions, request->session_id);
     if (session && ((session->state != SESSION_READY && session->state != SESSION_RUNNING) || session->close_wanted))
         return;
+    if (!session && !server->table_complete)
+        return; /* it may be there already, in a store that is still to come */
     if (!count_blocks(server, request, source, &n_blocks))
         return;
     if (session)
