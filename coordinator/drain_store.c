@@ -118,6 +118,10 @@ void drain_store_waiting(struct server *server, struct request *request)
         drained(server, request, number);
     else if (!wants_it && membership_has(server, number) && !is_in(server->leaving, number))
         flow_fail(server, request, HCATTN__ERROR_CODE__CONFLICT, NULL, "value-store %u takes sessions again", number);
+    else if (!wants_it && !is_in(server->left, number) && !membership_has(server, number) &&
+             (!process || process->state == PROCESS_DEAD))
+        flow_fail(server, request, HCATTN__ERROR_CODE__NOT_FOUND, NULL,
+                  "value-store %u did not come back to this coordinator", number);
 }
 
 static void tell(struct server *server, struct request *request, uint32_t number)
@@ -200,6 +204,9 @@ static void advance(struct server *server, uint32_t number)
             return;
         }
     }
+    if (n_left > 0 && !descriptors_view(server->descriptors, number))
+        snprintf(store->waits, sizeof(store->waits),
+                 "value-store %u is not there, and with it what it holds of %u sessions", number, n_left);
     if (n_left == 0 && (is_in(server->seen, number) || server->stores_given))
         let_go(server, number);
     else
