@@ -6,6 +6,8 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
+enum { MAX_BLOCKS = 2048 }; /* of a session */
+
 static uint32_t n_used(const struct fake_store *store)
 {
     uint32_t n = 0;
@@ -28,7 +30,7 @@ static uint32_t n_records(struct fake_store *store, uint64_t session)
 static uint64_t tokens_of(struct fakes *fakes, uint64_t session)
 {
     uint8_t lane_store[LAYOUT_N_LANES];
-    const struct block_header *found[64 * FAKE_STORES] = {NULL};
+    const struct block_header *found[MAX_BLOCKS] = {NULL};
     if (!fake_store_lanes(fakes, session, lane_store))
         return UINT64_MAX;
     for (uint32_t i = 0; i < FAKE_STORES; i++) {
@@ -40,14 +42,14 @@ static uint64_t tokens_of(struct fakes *fakes, uint64_t session)
             const struct block_header *header = segments_block(&store->segment, j);
             if (header->session != session || atomic_load(&header->state) == BLOCK_FREE)
                 continue;
-            if (header->number >= 64 * FAKE_STORES || found[header->number] ||
+            if (header->number >= MAX_BLOCKS || found[header->number] ||
                 lane_store[header->number % LAYOUT_N_LANES] != i)
                 return UINT64_MAX;
             found[header->number] = header;
         }
     }
     uint64_t n_tokens = 0;
-    for (uint32_t number = 0; number < 64 * FAKE_STORES && found[number]; number++) {
+    for (uint32_t number = 0; number < MAX_BLOCKS && found[number]; number++) {
         uint32_t n_ids = atomic_load(&found[number]->n_ids);
         for (uint32_t i = 0; i < n_ids; i++)
             if (found[number]->ids[i] != number * LAYOUT_BLOCK_TOKENS + i)

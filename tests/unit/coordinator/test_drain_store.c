@@ -33,19 +33,30 @@ static int setup_small(void **state)
     return 0;
 }
 
+static int setup_long(void **state)
+{
+    (void)state;
+    fakes_start(&fakes, 1, NULL);
+    fakes.stores[0].n_blocks = 1300;
+    worker->n_ctx = 1 << 20;
+    fakes_all_ready(&fakes);
+    return 0;
+}
+
+static int setup_hasty(void **state)
+{
+    (void)state;
+    static const char *const hasty[] = {"--hang-timeout", "1200ms", NULL};
+    fakes_start(&fakes, 3, hasty);
+    fakes_all_ready(&fakes);
+    return 0;
+}
+
 static int teardown(void **state)
 {
     (void)state;
     fakes_finish(&fakes);
     return 0;
-}
-
-static void join(uint32_t store)
-{
-    uint32_t n = worker->n_exchange_ready;
-    fake_supervisor_register(&fakes, &fakes.store_supervisor[store], HCATTN__CONTROL__ROLE__VALUE_STORE, store);
-    fake_store_register(&fakes, store, false);
-    FAKES_WAIT(&fakes, worker->n_exchange_ready == n + 1);
 }
 
 static uint64_t begin_drain(uint32_t store)
@@ -146,13 +157,29 @@ static void all_of_a_session_moves_to_a_store_that_joined(void **state)
     fake_client_open_session(&fakes, 5, false);
     fake_client_open_session(&fakes, 6, true);
     fill(5, 200);
-    join(1);
+    fake_flow_join(&fakes, 1);
     assert_int_equal(fake_client_drained(&fakes, begin_drain(0)), 2);
     fake_checks_session(&fakes, 5, 200);
     fake_checks_session(&fakes, 6, 0);
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 1), 0xfff);
     fake_checks_tidy(&fakes);
     fill(6, 70);
+}
+
+/* More blocks than one order takes. */
+static void a_long_session_moves_in_parts(void **state)
+{
+    (void)state;
+    const uint64_t n_tokens = 1250 * LAYOUT_BLOCK_TOKENS - 30;
+    fake_client_open_session(&fakes, 5, false);
+    fill(5, n_tokens);
+    fakes.stores[1].n_blocks = 1300;
+    fake_flow_join(&fakes, 1);
+    assert_int_equal(fake_client_drained(&fakes, begin_drain(0)), 1);
+    assert_int_equal(fakes.stores[1].n_reserves, 2);
+    assert_int_equal(fakes.stores[1].n_imported, 1250);
+    fake_checks_session(&fakes, 5, n_tokens);
+    fake_checks_tidy(&fakes);
 }
 
 static void a_generation_goes_on(void **state)
@@ -301,6 +328,23 @@ static void one_that_is_asked_for_again(void **state)
     fake_checks_session(&fakes, 5, 24);
 }
 
+/* It may still write: the session stays, and the run begins again where it is. */
+static void one_whose_worker_does_not_stop(void **state)
+{
+    (void)state;
+    uint64_t work, id = start(5, 400, 20, &work), drain = begin_drain(1);
+    take_stop(work);
+    work = take_run(20);
+    assert_true(fake_checks_lanes_in(&fakes, 5, 1) != 0);
+    take_stop(work);
+    fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
+    work = take_run(20);
+    assert_int_equal(fake_client_drained(&fakes, drain), 1);
+    finish(id, work, 5, 21);
+    fake_checks_session(&fakes, 5, 24);
+    fake_checks_tidy(&fakes);
+}
+
 static void others_find_it_busy(void **state)
 {
     (void)state;
@@ -388,7 +432,7 @@ static void one_that_waits_for_room_finds_it_elsewhere(void **state)
     uint64_t id = fake_client_generate(&fakes, 5, "abc", 200);
     fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id));
-    join(1);
+    fake_flow_join(&fakes, 1);
     fakes_quiet(&fakes);
     assert_false(fake_client_has(&fakes.client, id)); /* its lanes live in store 0 */
     uint64_t drain = begin_drain(0);
@@ -407,7 +451,7 @@ static void a_policy_waits_for_the_move(void **state)
 {
     (void)state;
     fake_client_open_session(&fakes, 5, false);
-    join(1);
+    fake_flow_join(&fakes, 1);
     fakes.stores[1].unanswered = FAKE_OPEN;
     uint64_t drain = begin_drain(0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
@@ -450,6 +494,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(an_idle_session_moves),
         SMALL(all_of_a_session_moves_to_a_store_that_joined),
+        cmocka_unit_test_setup_teardown(a_long_session_moves_in_parts, setup_long, teardown),
         TEST(a_generation_goes_on),
         TEST(one_that_finishes_first_need_not_stop),
         TEST(one_that_fails_while_it_is_parked_has_failed),
@@ -457,6 +502,7 @@ int main(void)
         TEST(one_whose_client_is_gone),
         TEST(one_whose_worker_dies),
         TEST(one_that_is_asked_for_again),
+        cmocka_unit_test_setup_teardown(one_whose_worker_does_not_stop, setup_hasty, teardown),
         TEST(others_find_it_busy),
         TEST(appends_and_scores_go_on),
         TEST(what_comes_during_the_copy_goes_too),

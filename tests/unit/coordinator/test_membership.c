@@ -312,6 +312,26 @@ static void a_service_that_starts_anew_forgets(void **state)
     assert_true(would_open_in(0) && would_open_in(1));
 }
 
+/* Nor does a drain of it wait any longer. */
+static void a_drained_store_that_does_not_come_back(void **state)
+{
+    (void)state;
+    fake_flow_join(&fakes, 2);
+    fake_client_open_session(&fakes, 5, false);
+    fakes.stores[0].ignored = fakes.stores[1].ignored = FAKE_OPEN | FAKE_COMMIT;
+    fake_client_drain_store(&fakes, 2, false);
+    FAKES_WAIT(&fakes, fake_checks_state(&fakes, 2, "draining"));
+    fake_flow_restart(&fakes, hasty);
+    fake_store_rebirth(&fakes.stores[2]);
+    fake_flow_register_again(&fakes, 0);
+    fake_flow_register_again(&fakes, 1);
+    fake_flow_worker_again(&fakes);
+    uint64_t id = fake_client_drain_store(&fakes, 2, false);
+    fake_client_drain_error(&fakes, id, ERROR_CODE(NOT_FOUND), "did not come back");
+    fake_checks_gone(&fakes, 5);
+    fake_checks_tidy(&fakes);
+}
+
 static void a_file_that_makes_no_sense_is_ignored(void **state)
 {
     (void)state;
@@ -405,6 +425,7 @@ int main(void)
         TEST(a_later_coordinator_knows_who_is_there),
         TEST(a_joined_store_that_does_not_come_back_is_dropped),
         TEST(a_service_that_starts_anew_forgets),
+        TEST(a_drained_store_that_does_not_come_back),
         TEST(a_file_that_makes_no_sense_is_ignored),
         TEST(a_store_that_left_and_lives_is_told_again),
         TEST(the_last_store_does_not_leave),

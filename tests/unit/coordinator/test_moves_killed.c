@@ -285,6 +285,36 @@ static void a_drained_store_is_waited_for(void **state)
     fake_checks_tidy(&fakes);
 }
 
+/* Neither is it opened, or forked into, a second time: what it holds would be taken for leftovers. */
+static void a_session_is_not_opened_twice(void **state)
+{
+    (void)state;
+    fake_flow_make(&fakes, 5, 200);
+    fake_flow_make(&fakes, 6, 100);
+    fake_client_drop(&fakes, fake_client_fork(&fakes, 5, 7, 128), REPLY(FORKED));
+    fake_flow_join(&fakes, 1);
+    fakes.stores[1].unanswered = FAKE_COMMIT; /* one of them has moved, the others have not */
+    begin_drain(0);
+    FAKES_WAIT(&fakes, fakes.stores[1].held);
+    fake_flow_restart(&fakes, NULL);
+    fake_flow_worker_again(&fakes);
+    fake_flow_register_again(&fakes, 1);
+    FAKES_WAIT(&fakes, worker->n_exchange_ready == 1);
+    uint64_t five = fake_client_ask_open(&fakes, 5, "default"), six = fake_client_ask_open(&fakes, 6, "default");
+    uint64_t fork = fake_client_fork(&fakes, 5, 7, 128);
+    fakes_quiet(&fakes);
+    assert_false(fake_client_has(&fakes.client, six));
+    fake_flow_register_again(&fakes, 0);
+    fake_client_drop(&fakes, five, REPLY(SESSION_OPENED));
+    fake_client_drop(&fakes, six, REPLY(SESSION_OPENED));
+    fake_client_drop(&fakes, fork, REPLY(FORKED));
+    FAKES_WAIT(&fakes, fakes.stores[0].n_leaves == 1);
+    fake_checks_session(&fakes, 5, 200);
+    fake_checks_session(&fakes, 6, 100);
+    fake_checks_session(&fakes, 7, 128);
+    fake_checks_tidy(&fakes);
+}
+
 /* What a store takes long to make does not keep sessions waiting that it has nothing of. */
 static void a_slow_store_holds_up_nobody_else(void **state)
 {
@@ -314,11 +344,14 @@ static void its_store_dies_with_it(void **state)
         fake_flow_make(&fakes, 5, 700);
         fake_flow_join(&fakes, 2);
         drain_until(i == 0 ? FAKE_IMPORT : FAKE_COMMIT, 1 << 0 | 1 << 2, i == 1);
-        fake_flow_restart(&fakes, NULL);
+        fake_flow_restart(&fakes, hasty);
         fake_store_rebirth(&fakes.stores[1]);
         fake_flow_worker_again(&fakes);
-        for (uint32_t store = 0; store < 3; store++)
-            fake_flow_register_again(&fakes, store);
+        fake_flow_register_again(&fakes, 0);
+        fake_flow_register_again(&fakes, 2);
+        if (i == 0)
+            fake_client_drain_waits(&fakes, begin_drain(1), "is not there");
+        fake_flow_register_again(&fakes, 1);
         FAKES_WAIT(&fakes, fakes.stores[1].n_leaves == 1);
         if (i == 0)
             fake_checks_gone(&fakes, 5);
@@ -326,7 +359,7 @@ static void its_store_dies_with_it(void **state)
             fake_checks_session(&fakes, 5, 700);
         fake_checks_tidy(&fakes);
         teardown(NULL);
-        setup(NULL);
+        setup_hasty(NULL);
     }
 }
 
@@ -359,12 +392,19 @@ int main(void)
 #define HASTY(name) cmocka_unit_test_setup_teardown(name, setup_hasty, teardown)
 #define ONE(name)   cmocka_unit_test_setup_teardown(name, setup_one, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(while_records_are_opened),        TEST(while_blocks_are_reserved),
-        TEST(while_blocks_are_copied),         TEST(while_records_are_written),
-        TEST(while_the_old_store_forgets),     TEST(a_generation_lives_through_it),
-        TEST(the_newest_record_is_waited_for), HASTY(the_newest_record_comes_too_late),
-        ONE(a_drained_store_is_waited_for),    ONE(a_slow_store_holds_up_nobody_else),
-        TEST(its_store_dies_with_it),          ONE(to_and_fro),
+        TEST(while_records_are_opened),
+        TEST(while_blocks_are_reserved),
+        TEST(while_blocks_are_copied),
+        TEST(while_records_are_written),
+        TEST(while_the_old_store_forgets),
+        TEST(a_generation_lives_through_it),
+        TEST(the_newest_record_is_waited_for),
+        HASTY(the_newest_record_comes_too_late),
+        ONE(a_drained_store_is_waited_for),
+        ONE(a_session_is_not_opened_twice),
+        ONE(a_slow_store_holds_up_nobody_else),
+        HASTY(its_store_dies_with_it),
+        ONE(to_and_fro),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
