@@ -31,10 +31,13 @@ static void remove_run(struct engine *engine, struct run *run)
     run_free(run);
 }
 
-/* The device memory of a run whose step did not come to its end cannot be trusted. */
+/* The device memory of a run that failed cannot be trusted. One that was stopped, or lost its coordinator, leaves nothing wrong:
+ * what its last step put is put again when it goes on (session_goes_on()). */
 static void distrust(struct run *run)
 {
-    if (run->session != NULL && session_reset(run->session, &run->policy) < 0)
+    if (run->session == NULL || run->error == 0 || run->error == -ECANCELED)
+        return;
+    if (session_reset(run->session, &run->policy) < 0)
         run->session->n_rows = UINT32_MAX; /* rebuilt, or refused, by the next run */
 }
 

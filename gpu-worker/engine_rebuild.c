@@ -194,6 +194,6 @@ int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows)
         if (in_window || block == 0)
             put_exact(engine, session, block, !in_window && n > LAYOUT_N_SINKS ? LAYOUT_N_SINKS : n, n);
     }
-    session->n_rows = n_rows;
+    session->n_rows = session->n_touched = n_rows;
     return 0;
 }

@@ -143,9 +143,14 @@ int engine_prepare(struct engine *engine, struct run *run)
     }
     if (engine_is_finished(run))
         return 0;
+    bool goes_on = session_goes_on(run->session, run->position); /* before the window may become another */
     r = engine_make_room(engine, run);
-    if (r < 0 || run->session->n_rows == run->position)
+    if (r < 0)
         return r;
+    if (goes_on && session_goes_on(run->session, run->position)) {
+        run->session->n_rows = run->position;
+        return 0;
+    }
     atomic_store_explicit(&engine->phase, "rebuilding", memory_order_relaxed);
     r = engine_rebuild(engine, run, run->position);
     if (r < 0 && r != -EAGAIN && r != -ECONNRESET)

@@ -39,6 +39,15 @@ static bool wants_logits(const struct run *run, uint32_t position)
     return run->request->max_tokens > 0 && position + 1 == run->n_known;
 }
 
+static bool add_row(struct engine *engine, struct run *run, uint32_t position, bool is_decode)
+{
+    if (!step_add_row(engine->step, run, position, is_decode, wants_logits(run, position)))
+        return false;
+    if (run->session->n_touched <= position)
+        run->session->n_touched = position + 1;
+    return true;
+}
+
 static void add_decode(struct engine *engine, struct run *run, struct budget *budget)
 {
     int r = engine_profile(engine, run);
@@ -56,7 +65,7 @@ static void add_decode(struct engine *engine, struct run *run, struct budget *bu
                   exact_set_n_old_blocks(run->position, run->session->exact_tokens);
     if (weights > budget->weights)
         return; /* in a later step */
-    if (step_add_row(engine->step, run, run->position, true, wants_logits(run, run->position)))
+    if (add_row(engine, run, run->position, true))
         budget->weights -= weights;
 }
 
@@ -74,7 +83,7 @@ static void add_to_step(struct engine *engine, struct run *run, struct budget *b
         return;
     }
     for (uint32_t p = run->position; p < prefill_end && budget->prefill_rows > 0; p++, budget->prefill_rows--)
-        if (!step_add_row(step, run, p, false, wants_logits(run, p)))
+        if (!add_row(engine, run, p, false))
             return;
 }
 

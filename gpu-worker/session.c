@@ -98,7 +98,7 @@ static int new_keys(struct session *session, const struct key_quantizer *quantiz
 
 int session_reset(struct session *session, const struct policy *policy)
 {
-    session->n_rows = 0;
+    session->n_rows = session->n_touched = 0;
     if (session->keys != NULL && session->quantizer == policy->quantizer && session->profile == NULL) {
         key_cache_clear(session->keys);
         return 0;
@@ -123,7 +123,7 @@ int session_set_profile(struct session *session, struct fastgen_profile *profile
 
 void session_release(struct session *session)
 {
-    session->n_rows = 0;
+    session->n_rows = session->n_touched = 0;
     key_cache_release(session->keys);
     if (session->exact != NULL)
         session->ops->free(session->backend, session->exact);
@@ -185,6 +185,17 @@ bool session_keeps(const struct session *session, uint32_t position, uint32_t la
         return true;
     uint32_t block = position / LAYOUT_BLOCK_TOKENS, last_block = last / LAYOUT_BLOCK_TOKENS;
     return block + session->n_window_blocks > last_block;
+}
+
+bool session_goes_on(const struct session *session, uint32_t position)
+{
+    if (position > session->n_rows || session->n_rows == UINT32_MAX)
+        return false;
+    uint32_t end = session->n_touched > session->n_rows ? session->n_touched : session->n_rows;
+    if (position == end)
+        return true;
+    uint32_t first_block = exact_set_n_old_blocks(position, session->exact_tokens);
+    return (end - 1) / LAYOUT_BLOCK_TOKENS - first_block < session->n_window_blocks;
 }
 
 void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const void *rows)

@@ -28,7 +28,8 @@ struct session_counts {
 struct session {
     struct session *next;
     uint64_t id;
-    uint32_t n_rows;
+    uint32_t n_rows;    /* tokens that it holds: rows of all layers, as far as they are kept */
+    uint32_t n_touched; /* rows of tokens up to there may have been put, by a step that did not come to its end */
     uint32_t exact_tokens;
     struct row_shape shape;
     uint64_t used; /* grows; the smallest was used longest ago */
@@ -68,6 +69,12 @@ int session_reserve(struct session *session, uint32_t n_window_blocks, uint32_t 
 
 /* Is `position` in the exact set of a query at `last`, i.e. must its rows be kept when `last` has been computed? */
 bool session_keeps(const struct session *session, uint32_t position, uint32_t last);
+
+/*
+ * Can a run go on at `position` with what is there? Also where rows from there on have been put before - its last step was
+ * stopped, or what it computed was not wanted -, as long as none of them has taken the place of one that is still needed.
+ */
+bool session_goes_on(const struct session *session, uint32_t position);
 
 /* Takes the rows [kv_head] of one position and layer; positions come in order. */
 void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const void *rows);

@@ -139,6 +139,44 @@ static void what_a_later_query_needs_is_kept(void **state)
         }
 }
 
+/* A run that was stopped goes on with what is there, unless a row that it needs has lost its place. */
+static void a_run_goes_on_where_it_was(void **state)
+{
+    struct session *session = ((struct fixture *)*state)->session;
+    assert_int_equal(session_reserve(session, EXACT_SET_WINDOW_BLOCKS, 0), 0);
+    for (uint32_t end = 1; end < 400; end += 7)
+        for (uint32_t touched = end; touched < end + 100; touched += 33) {
+            session->n_rows = end;
+            session->n_touched = touched;
+            assert_false(session_goes_on(session, end + 1)); /* never computed */
+            for (uint32_t position = end > 140 ? end - 140 : 0; position <= end; position += 3) {
+                bool whole = true;
+                /* what was put, in order: all that was computed, then what the stopped step put */
+                for (uint32_t p = 0; p < touched; p++)
+                    put(session, p);
+                put(session, position); /* the run's next row */
+                struct backend_piece pieces[16];
+                uint32_t n = session_pieces(session, 1, 2, position, pieces), at = 0;
+                uint32_t n_old = exact_set_n_old_blocks(position, 0);
+                for (uint32_t i = 0; i < n; i++) {
+                    uint32_t block = n_old > 0 && i == 0 ? 0 : n_old + at++;
+                    for (uint32_t j = 0; j < 64; j++)
+                        if (pieces[i].mask >> j & 1) {
+                            const uint16_t *row = (const uint16_t *)pieces[i].rows + j * 8u;
+                            whole = whole && row[0] == mark(1, 2, block * 64 + j, 0);
+                        }
+                }
+                if (session_goes_on(session, position) && !whole)
+                    fail_msg("%u rows, %u touched: does not go on at %u", end, touched, position);
+                if (touched == end && position / 64 == (end - 1) / 64)
+                    assert_true(session_goes_on(session, position)); /* as after every Stop between two steps */
+            }
+        }
+    session_release(session);
+    assert_false(session_goes_on(session, 1));
+    assert_true(session_goes_on(session, 0));
+}
+
 static void counted_bytes_are_allocated_bytes(void **state)
 {
     struct fixture *fixture = *state;
@@ -173,6 +211,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(exact_set_and_old_tokens_are_a_partition, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_session_with_exact_tokens_keeps_them_all, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_a_later_query_needs_is_kept, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_run_goes_on_where_it_was, set_up, tear_down),
         cmocka_unit_test_setup_teardown(counted_bytes_are_allocated_bytes, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
