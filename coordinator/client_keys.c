@@ -108,8 +108,9 @@ static void look_again(struct client_keys *client_keys)
     struct stat status;
     char error[CLIENT_KEYS_ERROR_BYTES];
     const struct stat *read = &client_keys->read;
-    if (stat(client_keys->clients_path, &status) == 0 && status.st_ino == read->st_ino &&
-        status.st_dev == read->st_dev && status.st_size == read->st_size &&
+    if (stat(client_keys->clients_path, &status) < 0)
+        memset(&status, 0, sizeof(status)); /* not there: said once, as everything else */
+    if (status.st_ino == read->st_ino && status.st_dev == read->st_dev && status.st_size == read->st_size &&
         status.st_mtim.tv_sec == read->st_mtim.tv_sec && status.st_mtim.tv_nsec == read->st_mtim.tv_nsec)
         return;
     if (read_clients(client_keys, error) == 0)
