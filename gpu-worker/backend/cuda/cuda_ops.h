@@ -17,6 +17,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "gpu-worker/backend/backend.h"
 #include "gpu-worker/model/tensor.h"
 #include "kernels/kernels.h"
 
@@ -59,6 +60,14 @@ cudaError_t cuda_matvec(const struct cuda_queue *queue, enum tensor_type type, c
 /* out [n_rows][n_columns] halves (by their bits), rounded to nearest even: inputs of cuBLAS */
 cudaError_t cuda_dequantize_f16(const struct cuda_queue *queue, enum tensor_type type, const void *matrix,
                                 uint32_t n_rows, uint32_t n_columns, uint16_t *out);
+
+/*
+ * Exact attention partials, as `attend` of backend.h; items [n_items], and all that they point to, in device memory, rows
+ * aligned to 2 bytes. max_queries: the largest n_queries of the items. n_items up to 65535, head_dim up to 256, n_threads up to
+ * 256 (cudaErrorInvalidValue otherwise).
+ */
+cudaError_t cuda_attend(const struct cuda_queue *queue, const struct backend_attend *items, uint32_t n_items,
+                        uint32_t max_queries, uint32_t head_dim, enum kernels_rows codec, float scale);
 
 #ifdef __cplusplus
 }
