@@ -437,7 +437,7 @@ static void a_client_that_does_not_read_loses_its_request(void **state)
     fake_client_open(&fakes);
     Hcattn__Reply *error = fake_client_take(&fakes, fake_client_generate(&fakes, session, "x", 5), REPLY(ERROR));
     assert_int_equal(error->error->code, ERROR_CODE(NOT_FOUND));
-    assert_non_null(strstr(error->error->sentence, "was closed: its client did not read"));
+    assert_non_null(strstr(error->error->sentence, "closed: its client did not read"));
     hcattn__reply__free_unpacked(error, NULL);
 }
 
