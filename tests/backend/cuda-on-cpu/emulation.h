@@ -62,7 +62,10 @@ void emulation_check_pointer(const char *kernel, int argument, const volatile vo
 void emulation_run(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes,
                    void (*call)(void *context), void *context);
 
-/* ---- between the two files of the emulation ---- */
+/* ---- between the files of the emulation ---- */
+
+/* Fails unless all bytes are in one allocation of the device; `what` names them. */
+void emulation_check_device(const void *memory, size_t n_bytes, const char *what);
 
 size_t emulation_shared_limit(const void *function);
 void emulation_set_error(cudaError_t error);

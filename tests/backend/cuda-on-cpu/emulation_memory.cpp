@@ -293,16 +293,21 @@ cudaError_t cudaHostUnregister(void *memory)
 }
 
 /* A range of device memory must hold all bytes; host memory must not be the device's. */
-static void check_copy(const void *memory, size_t n_bytes, bool on_device, const char *what)
+static void check_range(const void *memory, size_t n_bytes, bool on_device, const char *what)
 {
     auto after = ranges.upper_bound((uintptr_t)memory);
     const bool inside = after != ranges.begin() &&
                         (uintptr_t)memory < std::prev(after)->first + std::prev(after)->second.n_bytes &&
                         std::prev(after)->second.kind == DEVICE;
     if (inside != on_device)
-        emulation_fail("the %s of a copy is %sdevice memory", what, on_device ? "not " : "");
+        emulation_fail("the %s is %sdevice memory", what, on_device ? "not " : "");
     if (inside && (uintptr_t)memory + n_bytes > std::prev(after)->first + std::prev(after)->second.n_bytes)
-        emulation_fail("a copy of %zu bytes goes beyond its %s", n_bytes, what);
+        emulation_fail("%zu bytes go beyond the %s", n_bytes, what);
+}
+
+void emulation_check_device(const void *memory, size_t n_bytes, const char *what)
+{
+    check_range(memory, n_bytes, true, what);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
@@ -310,8 +315,10 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemc
     if (!n_bytes)
         return cudaSuccess;
     if (kind != cudaMemcpyDefault) {
-        check_copy(to, n_bytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice, "target");
-        check_copy(from, n_bytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice, "source");
+        check_range(to, n_bytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
+                    "target of a copy");
+        check_range(from, n_bytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice,
+                    "source of a copy");
     }
     memcpy(to, from, n_bytes);
     return cudaSuccess;
@@ -327,7 +334,7 @@ cudaError_t cudaMemset(void *memory, int value, size_t n_bytes)
 {
     if (!n_bytes)
         return cudaSuccess;
-    check_copy(memory, n_bytes, true, "memory");
+    check_range(memory, n_bytes, true, "memory to set");
     memset(memory, value, n_bytes);
     return cudaSuccess;
 }

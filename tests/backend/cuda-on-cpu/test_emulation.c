@@ -211,7 +211,7 @@ static void mistakes_are_found(void **state)
         [KERNELS_BEFORE_THE_BEGINNING] = OUTSIDE("written before the beginning of 256 bytes"),
         [KERNELS_BEHIND_SHARED] = OUTSIDE("written behind the end of 256 bytes, seen dynamic shared memory"),
         [KERNELS_N_MISTAKES] = "is a pointer to memory that the device does not have",
-        [KERNELS_N_MISTAKES + 1] = "a copy of 260 bytes goes beyond its target",
+        [KERNELS_N_MISTAKES + 1] = "260 bytes go beyond the target of a copy",
     };
     for (int which = 0; which < (int)(sizeof lines / sizeof *lines); which++) {
         static char said[1 << 16];
