@@ -81,10 +81,12 @@ cudaError_t cuda_encode_rows(const struct cuda_queue *queue, const float *k, con
     const uint32_t n_groups = (head_dim + GROUP - 1) / GROUP;
     const unsigned int n_threads = queue->n_threads ? queue->n_threads : 256;
     const unsigned int grid = cuda_blocks(n_rows * 2 * n_groups, n_threads / CUDA_WARP);
-    if (codec == KERNELS_ROWS_Q8_0)
+    if (codec == KERNELS_ROWS_Q8_0) {
         CUDA_LAUNCH(encode_q8_0, grid, n_threads, 0, queue->stream)
-    (k, v, n_rows, n_groups, head_dim, static_cast<uint8_t *>(rows));
-    else CUDA_LAUNCH(encode_f16, grid, n_threads, 0, queue->stream)(k, v, n_rows, n_groups, head_dim,
-                                                                    static_cast<uint16_t *>(rows));
+        (k, v, n_rows, n_groups, head_dim, static_cast<uint8_t *>(rows));
+    } else {
+        CUDA_LAUNCH(encode_f16, grid, n_threads, 0, queue->stream)
+        (k, v, n_rows, n_groups, head_dim, static_cast<uint16_t *>(rows));
+    }
     return cudaGetLastError();
 }
