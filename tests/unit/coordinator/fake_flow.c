@@ -11,6 +11,7 @@ void fake_flow_join(struct fakes *fakes, uint32_t store)
         fake_supervisor_register(fakes, &fakes->store_supervisor[store], HCATTN__CONTROL__ROLE__VALUE_STORE, store);
     fake_store_register(fakes, store, false);
     FAKES_WAIT(fakes, fakes->workers[0].n_exchange_ready == n + 1);
+    hcattn__reply__free_unpacked(fake_client_health(fakes), NULL); /* it was said before it was noted */
 }
 
 void fake_flow_kill_store(struct fakes *fakes, uint32_t store)

@@ -112,10 +112,20 @@ static void say_done(struct fake_store *store, uint64_t sequence, int32_t status
 /* Of an order that it may have been told not to answer. */
 static void answer(struct fake_store *store, uint32_t order, uint64_t sequence, int32_t status)
 {
-    if (store->unanswered & order)
+    if (store->unanswered & order) {
         store->held = sequence;
-    else
+        if (store->stalls)
+            store->unanswered = UINT32_MAX;
+    } else {
         say_done(store, sequence, status);
+    }
+}
+
+static bool ignores(struct fake_store *store, uint32_t order)
+{
+    if (store->stalls && store->ignored & order)
+        store->ignored = UINT32_MAX;
+    return store->ignored & order;
 }
 
 void fake_store_go_on(struct fake_store *store)
@@ -165,7 +175,7 @@ static void open_session(struct fake_store *store, const Hcattn__Control__Sessio
     int32_t status = commits ? store->commit_status : store->open_status;
     store->n_opens += !commits;
     store->n_commits += commits;
-    if (store->ignored & (commits ? FAKE_COMMIT : FAKE_OPEN))
+    if (ignores(store, commits ? FAKE_COMMIT : FAKE_OPEN))
         return;
     if (status != 0 || store->silent) {
         say_done(store, message->sequence, status);
@@ -194,7 +204,7 @@ static void reserve(struct fake_store *store, const Hcattn__Control__Reserve *me
 {
     uint32_t slot;
     store->n_reserves++;
-    if (store->ignored & FAKE_RESERVE)
+    if (ignores(store, FAKE_RESERVE))
         return;
     if (store->reserve_status != 0 || store->silent) {
         say_done(store, message->sequence, store->reserve_status);
@@ -297,7 +307,7 @@ static void import(struct fake_store *store, const Hcattn__Control__Import *mess
     store->n_imports++;
     if (store->import_status != 0 || store->silent)
         say_done(store, message->sequence, store->import_status);
-    else if (!(store->ignored & FAKE_IMPORT))
+    else if (!ignores(store, FAKE_IMPORT))
         answer(store, FAKE_IMPORT, message->sequence, import_blocks(store, message, mapping.address));
     segment_unmap(&mapping);
 }
@@ -352,7 +362,7 @@ static void release(struct fake_store *store, const Hcattn__Control__Release *me
     uint32_t lanes = message->lanes ? message->lanes : UINT32_MAX;
     store->n_releases++;
     store->release_lanes = message->lanes;
-    if (store->silent || store->ignored & FAKE_RELEASE)
+    if (store->silent || ignores(store, FAKE_RELEASE))
         return;
     for (uint32_t i = 0; i < store->segment.header->n_blocks; i++) {
         struct block_header *header = segments_block(&store->segment, i);

@@ -44,6 +44,7 @@ struct fake_store {
     uint32_t ignored,
         unanswered; /* orders (bit each) that it takes and does not do; that it does and does not answer */
     uint64_t held;  /* sequence of the last order that it did not answer for that reason */
+    bool stalls;    /* nor any other order from then on, as one whose connection is about to be lost */
     int32_t import_status, commit_status;               /* as reserve_status */
     uint32_t n_imports, n_imported, n_commits, n_stale; /* stale: an Import of what is not there (any more) */
     uint32_t release_lanes;                             /* of the last Release */

@@ -326,6 +326,7 @@ static void a_slow_store_holds_up_nobody_else(void **state)
     fakes.stores[1].slow = true;
     fake_flow_worker_again(&fakes);
     fake_flow_register_again(&fakes, 0);
+    FAKES_WAIT(&fakes, worker->n_exchange_ready == 1);
     fake_flow_register_again(&fakes, 1);
     Hcattn__Reply *reply;
     bool found = false;

@@ -12,15 +12,17 @@
 
 #include "tests/unit/coordinator/fakes.h"
 
-enum { N_SESSIONS = 6, FIRST_SESSION = 5, N_STEPS = 120, N_SEEDS = 2 };
+enum { N_SESSIONS = 6, FIRST_SESSION = 5, N_STEPS = 100, N_SEEDS = 2 };
 
 struct life { /* of a session */
     bool open;
+    bool closes;              /* it was asked to; by the end nobody may know whether it did */
     uint64_t n_tokens, n_max; /* in the journal; what its run may reach */
     uint64_t work;            /* of its run; 0: none, or stopped */
     uint64_t request;         /* the last one; 0: answered */
 };
 
+static const char *const arguments[] = {"--transport", "routed", NULL};
 static struct fakes fakes;
 static struct fake_worker *const worker = &fakes.workers[0];
 static struct life lives[N_SESSIONS];
@@ -75,6 +77,8 @@ static void from_client(const Hcattn__Reply *reply)
         if (reply->reply_case == REPLY(ERROR) && reply->error->code != ERROR_CODE(CANCELLED) &&
             reply->error->code != ERROR_CODE(NO_MEMORY) && reply->error->code != ERROR_CODE(BUSY))
             fail_msg("session %u: error %d: %s", FIRST_SESSION + i, (int)reply->error->code, reply->error->sentence);
+        if (reply->reply_case == REPLY(SESSION_CLOSED))
+            lives[i] = (struct life){.open = false};
         lives[i].open = lives[i].open || reply->reply_case == REPLY(SESSION_OPENED);
         lives[i].request = 0;
     }
@@ -155,7 +159,7 @@ static void kill_coordinator(void)
     if (!all_hold())
         return;
     fakes_kill_coordinator(&fakes);
-    fakes_start_coordinator(&fakes, NULL);
+    fakes_start_coordinator(&fakes, arguments);
     for (uint32_t i = 0; i < N_SESSIONS; i++)
         lives[i].work = lives[i].request = 0; /* its client does not ask again */
     for (uint32_t i = 0; i < FAKE_STORES; i++) {
@@ -176,6 +180,8 @@ static void kill_coordinator(void)
 static void use(uint64_t session)
 {
     struct life *life = life_of(session);
+    if (life->closes)
+        return;
     if (life->work != 0 && all_hold() && life->n_tokens < life->n_max) {
         life->n_tokens += 1 + draw(100);
         if (life->n_tokens > life->n_max)
@@ -192,11 +198,31 @@ static void use(uint64_t session)
     }
 }
 
+static void kill_worker(void)
+{
+    uint64_t dead = worker->incarnation;
+    fake_worker_rebirth(worker);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        lives[i].work = 0;
+    fake_supervisor_child_dead(&fakes.worker_supervisor[0], dead);
+    pump_some();
+    fake_worker_register(&fakes, 0);
+}
+
+/* Its request, if any, is cancelled with it. */
+static void close_it(struct life *life, uint64_t session)
+{
+    if (!life->open || life->closes)
+        return;
+    life->closes = true;
+    life->request = fake_client_close_session(&fakes, session);
+}
+
 static void step(void)
 {
     uint32_t store = draw(FAKE_STORES);
     uint64_t session = FIRST_SESSION + draw(N_SESSIONS);
-    uint32_t what = draw(20);
+    uint32_t what = draw(23);
     if (what < 8)
         use(session);
     else if (what < 11)
@@ -214,6 +240,12 @@ static void step(void)
         fake_flow_kill_store(&fakes, store);
     } else if (what == 19 && draw(3) == 0)
         kill_coordinator();
+    else if (what == 20 && draw(4) == 0) /* a request lives through three */
+        kill_worker();
+    else if (what == 21 && life_of(session)->request != 0 && !life_of(session)->closes)
+        fake_client_cancel(&fakes, life_of(session)->request);
+    else if (what == 22 && draw(2))
+        close_it(life_of(session), session);
     pump_some();
 }
 
@@ -235,7 +267,8 @@ static void end(void)
     for (uint32_t i = 0; i < N_SESSIONS; i++) /* also those whose opening a coordinator took with it */
         fake_client_open_session(&fakes, FIRST_SESSION + i, false);
     for (uint32_t i = 0; i < N_SESSIONS; i++)
-        fake_checks_session(&fakes, FIRST_SESSION + i, lives[i].n_tokens);
+        if (!lives[i].closes)
+            fake_checks_session(&fakes, FIRST_SESSION + i, lives[i].n_tokens);
     fake_checks_tidy(&fakes);
     for (uint32_t i = 0; i < N_SESSIONS; i++)
         fake_client_drop(&fakes, fake_client_close_session(&fakes, FIRST_SESSION + i), REPLY(SESSION_CLOSED));
@@ -252,7 +285,9 @@ static void run_seed(uint64_t number)
     memset(lives, 0, sizeof(lives));
     memset(is_out, 0, sizeof(is_out));
     memset(has_left, 0, sizeof(has_left));
-    fakes_start(&fakes, 2, NULL);
+    fakes_start(&fakes, 2, arguments);
+    for (uint32_t i = 0; i < FAKE_STORES; i++)
+        fakes.stores[i].stalls = true;
     fakes_all_ready(&fakes);
     for (uint32_t i = 2; i < FAKE_STORES; i++)
         fake_flow_join(&fakes, i);
