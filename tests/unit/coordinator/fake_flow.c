@@ -85,3 +85,29 @@ void fake_flow_worker_again(struct fakes *fakes)
     fake_supervisor_register(fakes, &fakes->worker_supervisor[0], HCATTN__CONTROL__ROLE__GPU_WORKER, 0);
     fake_worker_register(fakes, 0);
 }
+
+uint64_t fake_flow_drain(struct fakes *fakes, uint32_t store)
+{
+    return fake_client_drain_store(fakes, store, false);
+}
+
+uint64_t fake_flow_running(struct fakes *fakes, uint64_t n_tokens, uint64_t *ret_work)
+{
+    fake_client_open_session(fakes, 5, false);
+    uint64_t id = fake_flow_start(fakes, 5, 400, ret_work);
+    fake_store_journal(fakes, 5, n_tokens);
+    fake_flow_join(fakes, 1);
+    return id;
+}
+
+void fake_flow_stop(struct fakes *fakes, uint64_t work)
+{
+    fake_flow_take_stop(fakes, work);
+    fake_worker_error(&fakes->workers[0], work, ERROR_CODE(CANCELLED));
+}
+
+void fake_flow_check(struct fakes *fakes, uint64_t n_tokens)
+{
+    fake_checks_session(fakes, 5, n_tokens);
+    fake_checks_tidy(fakes);
+}

@@ -219,6 +219,11 @@ void fake_flow_restart(struct fakes *fakes, const char *const *arguments);
 void fake_flow_register_again(struct fakes *fakes,
                               uint32_t store); /* and its supervisor; with the segment that it has */
 void fake_flow_worker_again(struct fakes *fakes);
+uint64_t fake_flow_drain(struct fakes *fakes, uint32_t store); /* asks for it; returns the request */
+/* Session 5 with a generation that has `n_tokens` in the journal, which is returned; store 1 joins. */
+uint64_t fake_flow_running(struct fakes *fakes, uint64_t n_tokens, uint64_t *ret_work);
+void fake_flow_stop(struct fakes *fakes, uint64_t work);      /* the worker is told to, and says that it did */
+void fake_flow_check(struct fakes *fakes, uint64_t n_tokens); /* session 5 has them, and there is nothing else */
 
 /* ---- fake_client.c ---- */
 void fake_client_open(struct fakes *fakes);

@@ -37,11 +37,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static uint64_t begin_drain(uint32_t store)
-{
-    return fake_client_drain_store(&fakes, store, false);
-}
-
 static void resume(uint32_t store)
 {
     (void)fake_client_drained(&fakes, fake_client_drain_store(&fakes, store, true));
@@ -59,7 +54,7 @@ static void close_in(uint32_t order)
 {
     fake_flow_make(&fakes, 5, 200);
     fakes.stores[1].unanswered = order;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
     uint64_t id = fake_client_close_session(&fakes, 5);
     fakes_quiet(&fakes);
@@ -105,7 +100,7 @@ static void a_session_closes_while_it_is_released(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_make(&fakes, 6, 0);
     fakes.stores[0].unanswered = FAKE_RELEASE;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, fakes.stores[0].held);
     close_session(5); /* it does not live there any more */
     fake_client_drained(&fakes, drain);
@@ -119,7 +114,7 @@ static void a_session_closes_while_it_is_parked(void **state)
     (void)state;
     uint64_t work;
     fake_client_open_session(&fakes, 5, false);
-    uint64_t id = fake_flow_start(&fakes, 5, 300, &work), drain = begin_drain(1);
+    uint64_t id = fake_flow_start(&fakes, 5, 300, &work), drain = fake_flow_drain(&fakes, 1);
     fake_store_journal(&fakes, 5, 100);
     fake_flow_take_stop(&fakes, work);
     uint64_t closes = fake_client_close_session(&fakes, 5);
@@ -140,7 +135,7 @@ static void a_session_closes_while_the_rest_is_copied(void **state)
     uint64_t id = fake_flow_start(&fakes, 5, 300, &work);
     fake_store_journal(&fakes, 5, 100); /* block 1 is in store 1, and open */
     fakes.stores[0].unanswered = FAKE_IMPORT;
-    uint64_t drain = begin_drain(1);
+    uint64_t drain = fake_flow_drain(&fakes, 1);
     fake_flow_take_stop(&fakes, work);
     fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
     FAKES_WAIT(&fakes, fakes.stores[0].held);
@@ -166,7 +161,7 @@ static void a_session_without_room_elsewhere_stays(void **state)
     fake_flow_make(&fakes, 7, 100);
     uint64_t n_left = fake_store_held(&fakes.stores[0], 5) + fake_store_held(&fakes.stores[0], 6);
     assert_true(n_left > 6);
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     fake_client_drain_waits(&fakes, drain, "bytes in other stores");
     Hcattn__Reply *reply = fake_client_take(&fakes, drain, REPLY(STORE_DRAIN_PROGRESS));
     assert_true(reply->store_drain_progress->n_sessions_left > 0 && reply->store_drain_progress->bytes_left > 0);
@@ -189,7 +184,7 @@ static void room_comes_with_a_store_that_joins(void **state)
     fake_flow_make(&fakes, 5, 1000);
     fakes.stores[1].n_blocks = 4;
     fake_flow_join(&fakes, 1);
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     fake_client_drain_waits(&fakes, drain, "bytes in other stores");
     fake_flow_join(&fakes, 2);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
@@ -206,7 +201,7 @@ static void a_session_that_grew_too_large_goes_on(void **state)
     fakes.stores[1].n_blocks = 5;
     fake_flow_join(&fakes, 1);
     fakes.stores[1].unanswered = FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
     uint64_t id = fake_flow_start(&fakes, 5, 700, &work);
     fake_store_go_on(&fakes.stores[1]);
@@ -244,7 +239,7 @@ static void a_reservation_that_failed_unwatched_is_no_obstacle(void **state)
     fake_flow_join(&fakes, 1);
     FAKES_WAIT(&fakes, fakes.stores[1].n_reserves == n + 2);
     fakes.stores[1].reserve_status = 0;
-    assert_int_equal(fake_client_drained(&fakes, begin_drain(1)), 1);
+    assert_int_equal(fake_client_drained(&fakes, fake_flow_drain(&fakes, 1)), 1);
     fake_checks_session(&fakes, 5, 70);
     fake_checks_tidy(&fakes);
 }
@@ -256,7 +251,7 @@ static void nowhere_to_go(void **state)
     (void)state;
     fake_flow_make(&fakes, 5, 100);
     fake_store_hang_up(&fakes.stores[0]); /* it will come back */
-    uint64_t drain = begin_drain(1);
+    uint64_t drain = fake_flow_drain(&fakes, 1);
     fake_client_drain_waits(&fakes, drain, "no other value-store");
     fake_store_register(&fakes, 0, true);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
@@ -271,7 +266,8 @@ static void two_stores_leave_at_once(void **state)
     fake_flow_join(&fakes, 3);
     for (uint64_t session = 5; session < 9; session++)
         fake_flow_make(&fakes, session, 300);
-    uint64_t one = begin_drain(1), three = begin_drain(3), again = begin_drain(1); /* one drain */
+    uint64_t one = fake_flow_drain(&fakes, 1), three = fake_flow_drain(&fakes, 3),
+             again = fake_flow_drain(&fakes, 1); /* one drain */
     uint32_t n = fake_client_drained(&fakes, one);
     assert_true(n >= 4); /* some may have come from store 3, if that was asked first */
     assert_true(fake_client_drained(&fakes, again) == n);
@@ -280,7 +276,7 @@ static void two_stores_leave_at_once(void **state)
     for (uint64_t session = 5; session < 9; session++)
         fake_checks_session(&fakes, session, 300);
     fake_checks_tidy(&fakes);
-    fake_client_expect_error(&fakes, begin_drain(5), ERROR_CODE(NOT_FOUND));
+    fake_client_expect_error(&fakes, fake_flow_drain(&fakes, 5), ERROR_CODE(NOT_FOUND));
 }
 
 /* A session is on its way into a store, in which nothing else is, when that is drained, too. */
@@ -293,10 +289,10 @@ static void a_store_waits_for_what_is_on_its_way_to_it(void **state)
     for (uint32_t i = 0; i < 3; i++) {
         uint32_t from = i % 2, to = 1 - from;
         fakes.stores[to].unanswered = orders[i];
-        uint64_t drain = begin_drain(from);
+        uint64_t drain = fake_flow_drain(&fakes, from);
         FAKES_WAIT(&fakes, fakes.stores[to].held);
         fake_flow_join(&fakes, 2);
-        uint64_t other = begin_drain(to);
+        uint64_t other = fake_flow_drain(&fakes, to);
         fakes_quiet(&fakes);
         assert_int_equal(fakes.stores[to].n_leaves, 0);
         fake_store_go_on(&fakes.stores[to]);
@@ -311,7 +307,7 @@ static void a_store_waits_for_what_is_on_its_way_to_it(void **state)
             fakes.stores[store].n_leaves = 0;
         }
         fake_flow_join(&fakes, to);
-        (void)fake_client_drained(&fakes, begin_drain(2));
+        (void)fake_client_drained(&fakes, fake_flow_drain(&fakes, 2));
         fake_store_rebirth(&fakes.stores[2]);
         fake_flow_join(&fakes, from);
         assert_int_equal(fake_checks_lanes_in(&fakes, 5, to), 0xfff);
@@ -329,7 +325,7 @@ static void a_drain_that_is_ended_gives_its_move_up(void **state)
     static const uint32_t orders[] = {FAKE_OPEN, FAKE_RESERVE, FAKE_IMPORT};
     for (uint32_t i = 0; i < 3; i++) {
         fakes.stores[1].unanswered = orders[i];
-        uint64_t drain = begin_drain(0);
+        uint64_t drain = fake_flow_drain(&fakes, 0);
         FAKES_WAIT(&fakes, fakes.stores[1].held);
         resume(0);
         fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");
@@ -339,7 +335,7 @@ static void a_drain_that_is_ended_gives_its_move_up(void **state)
         fake_checks_tidy(&fakes);
     }
     /* while its run is being stopped: it is started again */
-    uint64_t id = fake_flow_start(&fakes, 5, 300, &work), drain = begin_drain(0);
+    uint64_t id = fake_flow_start(&fakes, 5, 300, &work), drain = fake_flow_drain(&fakes, 0);
     fake_flow_take_stop(&fakes, work);
     resume(0);
     fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");
@@ -361,7 +357,7 @@ static void a_commit_is_not_given_up(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_join(&fakes, 1);
     fakes.stores[1].unanswered = FAKE_COMMIT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
     resume(0);
     fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");

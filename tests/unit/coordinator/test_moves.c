@@ -44,33 +44,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static uint64_t begin_drain(uint32_t store)
-{
-    return fake_client_drain_store(&fakes, store, false);
-}
-
-/* Session 5 with a generation that has `n_tokens` in the journal; store 1 has joined. */
-static uint64_t make_running(uint64_t n_tokens, uint64_t *ret_work)
-{
-    fake_client_open_session(&fakes, 5, false);
-    uint64_t id = fake_flow_start(&fakes, 5, 400, ret_work);
-    fake_store_journal(&fakes, 5, n_tokens);
-    fake_flow_join(&fakes, 1);
-    return id;
-}
-
-static void stop_it(uint64_t work)
-{
-    fake_flow_take_stop(&fakes, work);
-    fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
-}
-
-static void check_there(uint64_t n_tokens)
-{
-    fake_checks_session(&fakes, 5, n_tokens);
-    fake_checks_tidy(&fakes);
-}
-
 static bool is_listed(uint64_t session)
 {
     bool found = false;
@@ -95,7 +68,7 @@ static void a_target_that_dies_during_the_copy_comes_back(void **state)
         fake_flow_join(&fakes, 1);
         *(i < 3 ? &to->ignored : &to->unanswered) = early[i % 3];
         uint32_t n_opens = to->n_opens, n_reserves = to->n_reserves, n_imports = to->n_imports;
-        uint64_t drain = begin_drain(0);
+        uint64_t drain = fake_flow_drain(&fakes, 0);
         FAKES_WAIT(&fakes, early[i % 3] == FAKE_OPEN      ? to->n_opens > n_opens
                            : early[i % 3] == FAKE_RESERVE ? to->n_reserves > n_reserves
                                                           : to->n_imports > n_imports);
@@ -118,7 +91,7 @@ static void another_store_takes_its_place(void **state)
     fake_flow_make(&fakes, 5, 200);
     to->ignored = FAKE_IMPORT;
     fake_flow_join(&fakes, 1);
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->n_imports == 1);
     fake_flow_join(&fakes, 2);
     fake_flow_kill_store(&fakes, 1);
@@ -126,29 +99,29 @@ static void another_store_takes_its_place(void **state)
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 2), 0xfff);
     fake_store_register(&fakes, 1, false); /* what was staged there goes, too */
     FAKES_WAIT(&fakes, to->has_segment && fake_store_held(to, 5) == 0);
-    check_there(200);
+    fake_flow_check(&fakes, 200);
 }
 
 static void a_target_that_dies_after_it_was_parked(void **state)
 {
     (void)state;
-    uint64_t work, id = make_running(100, &work);
+    uint64_t work, id = fake_flow_running(&fakes, 100, &work);
     to->unanswered = FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->held);
     fake_store_go_on(to); /* what was sealed */
     to->unanswered = FAKE_IMPORT;
-    stop_it(work);
+    fake_flow_stop(&fakes, work);
     FAKES_WAIT(&fakes, to->held);
     fake_flow_kill_store(&fakes, 1);
     work = fake_flow_take_run(&fakes); /* it need not wait */
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 0), 0xfff);
     fake_store_journal(&fakes, 5, 150);
     fake_store_register(&fakes, 1, false);
-    stop_it(work);
+    fake_flow_stop(&fakes, work);
     work = fake_flow_take_run(&fakes);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(150);
+    fake_flow_check(&fakes, 150);
     fake_flow_finish(&fakes, id, work, 150);
 }
 
@@ -163,8 +136,8 @@ static void a_target_that_dies_in_the_commit(void **state)
         fake_flow_join(&fakes, 1);
         *(i == 0 ? &to->ignored : &to->unanswered) = FAKE_COMMIT;
         uint32_t n = to->n_commits;
-        uint64_t drain = begin_drain(0);
-        stop_it(work);
+        uint64_t drain = fake_flow_drain(&fakes, 0);
+        fake_flow_stop(&fakes, work);
         FAKES_WAIT(&fakes, to->n_commits > n);
         fake_flow_kill_store(&fakes, 1);
         fakes_quiet(&fakes);
@@ -188,7 +161,7 @@ static void a_target_that_is_lost(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_join(&fakes, 1);
     to->ignored = FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->n_imports == 1);
     fake_flow_kill_store(&fakes, 1);
     to->adopt_status = -EPROTO;
@@ -196,7 +169,7 @@ static void a_target_that_is_lost(void **state)
     FAKES_WAIT(&fakes, to->n_formats == 2);
     to->adopt_status = 0;
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(200);
+    fake_flow_check(&fakes, 200);
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 1), 0xfff);
 }
 
@@ -206,7 +179,7 @@ static void a_target_that_is_lost_in_the_commit(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_join(&fakes, 1);
     to->ignored = FAKE_COMMIT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->n_commits == 1);
     fake_flow_kill_store(&fakes, 1);
     to->adopt_status = -EPROTO;
@@ -220,17 +193,17 @@ static void a_target_that_is_lost_in_the_commit(void **state)
 static void a_target_that_does_not_answer(void **state)
 {
     (void)state;
-    uint64_t work, id = make_running(40, &work);
+    uint64_t work, id = fake_flow_running(&fakes, 40, &work);
     to->ignored = FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
-    stop_it(work);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
+    fake_flow_stop(&fakes, work);
     FAKES_WAIT(&fakes, to->n_imports == 1);
     work = fake_flow_take_run(&fakes); /* it was parked for not too long */
     to->ignored = 0;
-    stop_it(work);
+    fake_flow_stop(&fakes, work);
     work = fake_flow_take_run(&fakes);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(40);
+    fake_flow_check(&fakes, 40);
     fake_flow_finish(&fakes, id, work, 40);
 }
 
@@ -240,11 +213,11 @@ static void a_target_that_does_not_answer_during_the_copy(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_join(&fakes, 1);
     to->ignored = FAKE_OPEN | FAKE_RESERVE | FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     fake_client_drain_waits(&fakes, drain, "did not answer in time");
     to->ignored = 0;
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(200);
+    fake_flow_check(&fakes, 200);
 }
 
 /* ---- the store that is drained dies ---- */
@@ -258,9 +231,9 @@ static void a_store_that_is_dead_is_emptied(void **state)
     fake_flow_join(&fakes, 1);
     fake_flow_kill_store(&fakes, 0);
     fakes_quiet(&fakes);
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     assert_int_equal(fake_client_drained(&fakes, drain), 2);
-    check_there(200);
+    fake_flow_check(&fakes, 200);
     fake_checks_session(&fakes, 6, 70);
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 1), 0xfff);
     assert_int_equal(from->n_leaves, 0);
@@ -271,35 +244,35 @@ static void a_store_that_is_dead_is_emptied(void **state)
 static void a_source_that_dies_during_the_copy(void **state)
 {
     (void)state;
-    uint64_t work, id = make_running(100, &work);
+    uint64_t work, id = fake_flow_running(&fakes, 100, &work);
     to->unanswered = FAKE_OPEN;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->held);
     fake_flow_kill_store(&fakes, 0);
     fakes_quiet(&fakes);
     fake_store_go_on(to);
-    stop_it(work);
+    fake_flow_stop(&fakes, work);
     work = fake_flow_take_run(&fakes);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(100);
+    fake_flow_check(&fakes, 100);
     fake_flow_finish(&fakes, id, work, 100);
 }
 
 static void a_source_that_dies_and_comes_back(void **state)
 {
     (void)state;
-    uint64_t work, id = make_running(100, &work);
+    uint64_t work, id = fake_flow_running(&fakes, 100, &work);
     to->unanswered = FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->held);
     fake_flow_kill_store(&fakes, 0);
     fake_store_register(&fakes, 0, false);
     FAKES_WAIT(&fakes, from->n_adopts == 1);
     fake_store_go_on(to);
-    stop_it(work);
+    fake_flow_stop(&fakes, work);
     work = fake_flow_take_run(&fakes);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(100);
+    fake_flow_check(&fakes, 100);
     fake_flow_finish(&fakes, id, work, 100);
     assert_int_equal(from->n_leaves, 1);
 }
@@ -312,12 +285,12 @@ static void a_source_that_hung_up(void **state)
     fake_flow_join(&fakes, 1);
     fake_store_hang_up(from);
     fakes_quiet(&fakes);
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     fakes_quiet(&fakes);
     assert_int_equal(to->n_imports, 0);
     fake_store_register(&fakes, 0, true);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(100);
+    fake_flow_check(&fakes, 100);
 }
 
 static void a_source_that_is_lost_in_the_commit(void **state)
@@ -328,7 +301,7 @@ static void a_source_that_is_lost_in_the_commit(void **state)
         fake_flow_make(&fakes, session, 200);
         fake_flow_join(&fakes, 1);
         to->unanswered = FAKE_COMMIT;
-        uint64_t drain = begin_drain(0);
+        uint64_t drain = fake_flow_drain(&fakes, 0);
         FAKES_WAIT(&fakes, to->held);
         for (uint32_t j = 0; i == 1 && j < from->segment.header->n_blocks; j++)
             atomic_store(&segments_block(&from->segment, j)->state, BLOCK_FREE);
@@ -354,7 +327,7 @@ static void a_source_that_is_lost_during_the_copy(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_join(&fakes, 1);
     to->unanswered = FAKE_IMPORT;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, to->held);
     fake_flow_kill_store(&fakes, 0);
     from->adopt_status = -EPROTO;

@@ -48,11 +48,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static uint64_t begin_drain(uint32_t store)
-{
-    return fake_client_drain_store(&fakes, store, false);
-}
-
 static uint32_t n_of(const struct fake_store *store, uint32_t order)
 {
     return order == FAKE_OPEN      ? store->n_opens
@@ -71,7 +66,7 @@ static void check_drained(uint64_t session)
     fake_checks_tidy(&fakes);
     uint64_t work, id = fake_flow_start(&fakes, session, 10, &work);
     fake_flow_finish(&fakes, id, work, 700);
-    fake_client_drained(&fakes, begin_drain(1)); /* asked again: it has left */
+    fake_client_drained(&fakes, fake_flow_drain(&fakes, 1)); /* asked again: it has left */
 }
 
 static void drain_until(uint32_t order, uint32_t muted, bool done)
@@ -82,7 +77,7 @@ static void drain_until(uint32_t order, uint32_t muted, bool done)
         if (muted >> i & 1u)
             *(done ? &fakes.stores[i].unanswered : &fakes.stores[i].ignored) = order;
     }
-    begin_drain(1);
+    fake_flow_drain(&fakes, 1);
     for (uint32_t i = 0; i < 3; i++)
         FAKES_WAIT(&fakes, !(muted >> i & 1u) || n_of(&fakes.stores[i], order) > n[i]);
     for (uint32_t i = 0; i < 4; i++) /* the others do theirs */
@@ -159,7 +154,7 @@ static void a_generation_lives_through_it(void **state)
             fakes.stores[store].ignored = i == 0 ? FAKE_IMPORT : 0;
             fakes.stores[store].unanswered = i == 2 ? FAKE_COMMIT : 0;
         }
-        begin_drain(1);
+        fake_flow_drain(&fakes, 1);
         if (i > 0)
             fake_flow_take_stop(&fakes, work);
         if (i > 1)
@@ -259,7 +254,7 @@ static void a_drained_store_is_waited_for(void **state)
     fake_flow_make(&fakes, 5, 200);
     fake_flow_join(&fakes, 1);
     fakes.stores[1].ignored = FAKE_OPEN;
-    begin_drain(0);
+    fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, fakes.stores[1].n_opens == 1);
     fake_flow_restart(&fakes, NULL);
     fake_flow_worker_again(&fakes);
@@ -294,7 +289,7 @@ static void a_session_is_not_opened_twice(void **state)
     fake_client_drop(&fakes, fake_client_fork(&fakes, 5, 7, 128), REPLY(FORKED));
     fake_flow_join(&fakes, 1);
     fakes.stores[1].unanswered = FAKE_COMMIT; /* one of them has moved, the others have not */
-    begin_drain(0);
+    fake_flow_drain(&fakes, 0);
     FAKES_WAIT(&fakes, fakes.stores[1].held);
     fake_flow_restart(&fakes, NULL);
     fake_flow_worker_again(&fakes);
@@ -351,7 +346,7 @@ static void its_store_dies_with_it(void **state)
         fake_flow_register_again(&fakes, 0);
         fake_flow_register_again(&fakes, 2);
         if (i == 0)
-            fake_client_drain_waits(&fakes, begin_drain(1), "is not there");
+            fake_client_drain_waits(&fakes, fake_flow_drain(&fakes, 1), "is not there");
         fake_flow_register_again(&fakes, 1);
         FAKES_WAIT(&fakes, fakes.stores[1].n_leaves == 1);
         if (i == 0)
@@ -373,7 +368,7 @@ static void to_and_fro(void **state)
         uint32_t source = i % 2, target = 1 - source;
         fakes.stores[target].n_leaves = 0;
         fake_flow_join(&fakes, target);
-        fake_client_drained(&fakes, begin_drain(source));
+        fake_client_drained(&fakes, fake_flow_drain(&fakes, source));
         fake_store_rebirth(&fakes.stores[source]);
         fake_flow_restart(&fakes, NULL);
         fake_flow_worker_again(&fakes);

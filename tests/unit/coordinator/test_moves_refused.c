@@ -13,7 +13,6 @@
 #include "tests/unit/coordinator/fakes.h"
 
 static struct fakes fakes;
-static struct fake_worker *const worker = &fakes.workers[0];
 static struct fake_store *const to = &fakes.stores[1];
 
 /* Session 5 lives in store 0, which is drained into store 1. */
@@ -32,51 +31,24 @@ static int teardown(void **state)
     return 0;
 }
 
-static uint64_t begin_drain(uint32_t store)
-{
-    return fake_client_drain_store(&fakes, store, false);
-}
-
-/* Session 5 with a generation that has `n_tokens` in the journal; store 1 has joined. */
-static uint64_t make_running(uint64_t n_tokens, uint64_t *ret_work)
-{
-    fake_client_open_session(&fakes, 5, false);
-    uint64_t id = fake_flow_start(&fakes, 5, 400, ret_work);
-    fake_store_journal(&fakes, 5, n_tokens);
-    fake_flow_join(&fakes, 1);
-    return id;
-}
-
-static void stop_it(uint64_t work)
-{
-    fake_flow_take_stop(&fakes, work);
-    fake_worker_error(worker, work, ERROR_CODE(CANCELLED));
-}
-
-static void check_there(uint64_t n_tokens)
-{
-    fake_checks_session(&fakes, 5, n_tokens);
-    fake_checks_tidy(&fakes);
-}
-
 /* It stays, nothing is left over there, and it is tried again. */
 static void refuse(int32_t *status, int32_t value, const char *words)
 {
     *status = value;
-    uint64_t drain = begin_drain(0);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
     fake_client_drain_waits(&fakes, drain, words);
     FAKES_WAIT(&fakes, fake_store_held(to, 5) == 0);
     uint64_t work, id = fake_flow_start(&fakes, 5, 10, &work);
     fake_flow_finish(&fakes, id, work, 200);
     (void)fake_client_drained(&fakes, fake_client_drain_store(&fakes, 0, true)); /* a rest, to look around */
     fake_client_drain_error(&fakes, drain, ERROR_CODE(CONFLICT), "takes sessions again");
-    check_there(200);
+    fake_flow_check(&fakes, 200);
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 0), 0xfff);
-    drain = begin_drain(0);
+    drain = fake_flow_drain(&fakes, 0);
     fake_client_drain_waits(&fakes, drain, words);
     *status = 0;
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(200);
+    fake_flow_check(&fakes, 200);
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 1), 0xfff);
 }
 
@@ -107,18 +79,18 @@ static void a_store_that_imports_nothing(void **state)
 static void refused_after_it_was_parked(void **state)
 {
     (void)state;
-    uint64_t work, id = make_running(40, &work); /* nothing is sealed yet: all of it is the rest */
+    uint64_t work, id = fake_flow_running(&fakes, 40, &work); /* nothing is sealed yet: all of it is the rest */
     to->import_status = -EIO;
-    uint64_t drain = begin_drain(0);
-    stop_it(work);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
+    fake_flow_stop(&fakes, work);
     work = fake_flow_take_run(&fakes); /* where it was */
     assert_int_equal(fake_checks_lanes_in(&fakes, 5, 0), 0xfff);
     FAKES_WAIT(&fakes, to->n_imports > 0);
     to->import_status = 0;
-    stop_it(work); /* again */
+    fake_flow_stop(&fakes, work); /* again */
     work = fake_flow_take_run(&fakes);
     assert_int_equal(fake_client_drained(&fakes, drain), 1);
-    check_there(40);
+    fake_flow_check(&fakes, 40);
     fake_flow_finish(&fakes, id, work, 40);
 }
 
@@ -126,11 +98,11 @@ static void refused_after_it_was_parked(void **state)
 static void a_commit_that_is_refused_ends_the_session(void **state)
 {
     (void)state;
-    uint64_t work, id = make_running(200, &work);
+    uint64_t work, id = fake_flow_running(&fakes, 200, &work);
     fake_flow_make(&fakes, 6, 100);
     to->commit_status = -EIO;
-    uint64_t drain = begin_drain(0);
-    stop_it(work);
+    uint64_t drain = fake_flow_drain(&fakes, 0);
+    fake_flow_stop(&fakes, work);
     fake_client_expect_error(&fakes, id, ERROR_CODE(INTERNAL));
     to->commit_status = 0;
     (void)fake_client_drained(&fakes, drain);
