@@ -27,14 +27,18 @@
  */
 #pragma once
 
+#include <assert.h>
+#include <string.h>
+
 #include "gpu-worker/keys/codec.h"
 #include "gpu-worker/keys/key_scale.h"
-#include "gpu-worker/keys/key_statistics.h"
 
 #define PAIR_KEYS       KERNELS_BLOCK_TOKENS
 #define PAIR_CODEWORDS  16u
 #define PAIR_MAX_GROUPS 256u /* sums of their look-ups fit 16 bits */
-_Static_assert(PAIR_MAX_GROUPS * 255u <= UINT16_MAX, "sums fit");
+static_assert(PAIR_MAX_GROUPS * 255u <= UINT16_MAX, "sums fit");
+
+struct key_statistics;
 
 struct pair_group {
     uint16_t first, n;  /* coordinates */
@@ -137,7 +141,7 @@ struct pair_query {
     float along; /* scale * q . u */
     float padding[12];
 };
-_Static_assert(sizeof(struct pair_query) == 64, "what follows is aligned");
+static_assert(sizeof(struct pair_query) == 64, "what follows is aligned");
 
 static inline uint32_t pair_sixteenths(uint32_t head_dim)
 {

@@ -15,6 +15,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "gpu-worker/keys/key_statistics.h"
+
 #define RIDGE          1e-5 /* of the largest E[q_i^2], on its diagonal: what queries never asked for may be asked for yet */
 #define LEAST_VARIANCE 1e-20 /* less is none */
 #define LEAST_NUMBER   0x1p-40

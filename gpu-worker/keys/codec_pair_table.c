@@ -11,6 +11,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "gpu-worker/keys/key_statistics.h"
+
 #define MAX_BITS      4u
 #define LEAST_SQUARE  1e-12 /* spreads and moments below this share of the largest count as this */
 #define LEAST_LARGEST 1e-20 /* less says nothing */

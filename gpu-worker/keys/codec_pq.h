@@ -20,14 +20,17 @@
  */
 #pragma once
 
+#include <assert.h>
+
 #include "gpu-worker/keys/codec.h"
-#include "gpu-worker/keys/key_codebook.h"
 
 #define PQ_KEYS          KERNELS_BLOCK_TOKENS
 #define PQ_MAX_DIMS      8u
 #define PQ_MIN_CENTROIDS 256u
 #define PQ_MAX_CENTROIDS 4096u
 #define PQ_MAX_LEAVES    64u
+
+struct key_codebook;
 
 /* Centroids of one sub-space in the order of its leaves. */
 struct pq_space {
@@ -55,7 +58,7 @@ static inline uint32_t pq_n_leaves(uint32_t n_centroids)
 {
     return n_centroids / pq_leaf(n_centroids);
 }
-_Static_assert(PQ_MAX_CENTROIDS / 64 == PQ_MAX_LEAVES, "leaves of 64");
+static_assert(PQ_MAX_CENTROIDS / 64 == PQ_MAX_LEAVES, "leaves of 64");
 static inline size_t pq_box_floats(uint32_t n_dims, uint32_t n_centroids) /* of one space */
 {
     return (size_t)n_dims * 2 * pq_n_leaves(n_centroids);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu-worker/keys/key_codebook.h"
 #include "kernels/half.h"
 
 struct sort {

@@ -19,6 +19,8 @@
  */
 #pragma once
 
+#include <assert.h>
+
 #include "gpu-worker/keys/codec.h"
 
 #define ROT_KEYS        KERNELS_BLOCK_TOKENS
@@ -89,7 +91,7 @@ struct rot_query {
     float scale;
     float padding[13];
 };
-_Static_assert(sizeof(struct rot_query) == 64, "what follows is aligned");
+static_assert(sizeof(struct rot_query) == 64, "what follows is aligned");
 
 static inline size_t rot_query_bytes(uint32_t n_groups)
 {

@@ -5,5 +5,15 @@ set(cuda_sources
     cuda_elementwise.cu
     cuda_encode_rows.cu
     cuda_matvec.cu
+    cuda_prepare_pair.cu
+    cuda_prepare_rot.cu
+    cuda_quantize_pair.cu
+    cuda_quantize_rot.cu
     cuda_rms_norm.cu
-    cuda_rope.cu)
+    cuda_rope.cu
+    cuda_score_pair.cu
+    cuda_score_pq.cu
+    cuda_score_rot.cu
+    cuda_selection.cu
+    cuda_selection_finish.cu
+    cuda_selection_search.cu)

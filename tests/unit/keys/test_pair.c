@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/keys/key_statistics.h"
 #include "tests/unit/keys/fixture.h"
 #include "tests/unit/keys/fixture_pair.h"
 #include "tests/unit/keys/halves_pair.h"

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/keys/key_codebook.h"
 #include "gpu-worker/keys/codec_pq.h"
 #include "kernels/half.h"
 #include "tests/unit/keys/fixture.h"
