@@ -14,7 +14,7 @@
 
 #define STRIDE 65u
 
-struct shape {
+struct quantize_shape {
     uint32_t head_dim, n_groups, scales_offset, mean_offset;
 };
 
@@ -29,8 +29,8 @@ template <uint32_t bits> static __device__ __forceinline__ constexpr int32_t lev
 }
 
 /* The mean in 8 bits; memory->means as decoded. The whole block takes part. */
-static __device__ __forceinline__ void take_mean(const float *y, const struct shape &shape, struct memory *memory,
-                                                 uint8_t *tile, float *ret_side)
+static __device__ __forceinline__ void take_mean(const float *y, const struct quantize_shape &shape,
+                                                 struct memory *memory, uint8_t *tile, float *ret_side)
 {
     for (uint32_t i = threadIdx.x; i < shape.head_dim; i += blockDim.x) {
         float sum = 0;
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void take_mean(const float *y, const struct sh
 
 /* Dimensions [32 two, 32 two + 32) of key j: their words; what they add to the key's sum takes their place in y. */
 template <uint32_t bits>
-static __device__ __forceinline__ void encode(float *y, const struct shape &shape, uint32_t two, uint32_t j,
+static __device__ __forceinline__ void encode(float *y, const struct quantize_shape &shape, uint32_t two, uint32_t j,
                                               float inverse, uint32_t *tile)
 {
     constexpr uint32_t half = 1u << (bits - 1);
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void encode(float *y, const struct shape &shap
 
 template <uint32_t bits>
 CUDA_HOT static __global__ void __launch_bounds__(1024)
-    quantize_rot(const struct cuda_key_block *__restrict__ blocks, struct shape shape)
+    quantize_rot(const struct cuda_key_block *__restrict__ blocks, struct quantize_shape shape)
 {
     CUDA_DYNAMIC_SHARED(float, y); /* [head_dim][STRIDE] */
     __shared__ struct memory memory;
@@ -153,8 +153,8 @@ static cudaError_t launch(const struct cuda_queue *queue, uint32_t head_dim, con
                           uint32_t n_blocks)
 {
     const uint32_t n_groups = rot_groups(head_dim);
-    const struct shape shape = {head_dim, n_groups, static_cast<uint32_t>(rot_scales_offset(bits, n_groups)),
-                                static_cast<uint32_t>(rot_mean_offset(bits, n_groups))};
+    const struct quantize_shape shape = {head_dim, n_groups, static_cast<uint32_t>(rot_scales_offset(bits, n_groups)),
+                                         static_cast<uint32_t>(rot_mean_offset(bits, n_groups))};
     const size_t shared = head_dim * STRIDE * sizeof(float);
     const cudaError_t error =
         cudaFuncSetAttribute(reinterpret_cast<const void *>(quantize_rot<bits>),

@@ -16,7 +16,7 @@
 #define MOST_AT_ONCE 8u
 #define MOST_BLOCKS  512u
 
-struct shape {
+struct score_shape {
     uint32_t n_groups, tile_bytes, scales_offset, mean_offset, query_bytes;
 };
 
@@ -80,7 +80,7 @@ static __device__ __forceinline__ int4 order_query(const uint8_t *__restrict__ i
 
 template <uint32_t bits, uint32_t n_at_once>
 CUDA_HOT static __global__ void __launch_bounds__(256, 2)
-    score_rot(const struct cuda_key_run *__restrict__ runs, struct shape shape, uint32_t n_queries, size_t stride)
+    score_rot(const struct cuda_key_run *__restrict__ runs, struct score_shape shape, uint32_t n_queries, size_t stride)
 {
     CUDA_DYNAMIC_SHARED(int4, integers); /* [n_groups][n_at_once] */
     const struct cuda_key_run run = runs[blockIdx.y];
@@ -150,10 +150,10 @@ static cudaError_t launch(const struct cuda_queue *queue, uint32_t head_dim, uin
         if (n_queries > n_at_once)
             return launch<bits, 2 * n_at_once>(queue, head_dim, n_queries, runs, n_runs, most_tiles, stride);
     const uint32_t n_groups = rot_groups(head_dim);
-    const struct shape shape = {n_groups, static_cast<uint32_t>(rot_tile_bytes(bits, head_dim)),
-                                static_cast<uint32_t>(rot_scales_offset(bits, n_groups)),
-                                static_cast<uint32_t>(rot_mean_offset(bits, n_groups)),
-                                static_cast<uint32_t>(rot_query_bytes(n_groups))};
+    const struct score_shape shape = {n_groups, static_cast<uint32_t>(rot_tile_bytes(bits, head_dim)),
+                                      static_cast<uint32_t>(rot_scales_offset(bits, n_groups)),
+                                      static_cast<uint32_t>(rot_mean_offset(bits, n_groups)),
+                                      static_cast<uint32_t>(rot_query_bytes(n_groups))};
     const unsigned int n_threads = queue->n_threads ? queue->n_threads : 256;
     const dim3 grid(cuda_tile_blocks(most_tiles, n_threads, MOST_BLOCKS), n_runs, cuda_blocks(n_queries, n_at_once));
     const size_t shared = n_at_once * (n_groups * (sizeof(int4) + 16 * sizeof(float)) + sizeof(float4));

@@ -15,7 +15,7 @@
 #define CASE_SECONDS 0.1 /* of sampling a case; at least three samples */
 #define BATCH_US     200.0
 #define MAX_BATCH    64u
-#define POOL_BYTES   ((size_t)2 << 30)
+#define POOL_BYTES   ((size_t)4 << 30)
 #define TINY_BYTES   ((size_t)4 << 20)
 #define SEED_BYTES   ((size_t)1 << 20) /* of random data, repeated through the pool */
 
@@ -171,8 +171,6 @@ static cudaError_t prepare(struct timings *timings)
         error = cudaMalloc(&pool, timings->pool_bytes);
     timings->pool = pool;
     if (!error)
-        error = fill_pool(timings);
-    if (!error)
         error = cudaStreamCreateWithFlags(&timings->queue.stream, cudaStreamNonBlocking);
     if (!error)
         error = cudaEventCreateWithFlags(&timings->before, 0);
@@ -218,13 +216,17 @@ int main(int argc, char **argv)
     }
     if (!error)
         error = prepare(&timings);
+    if (!error) {
+        timings_copies(&timings); /* they write to the pool */
+        error = fill_pool(&timings);
+    }
     if (error) {
         fprintf(stderr, "%s: %s\n", cudaGetErrorName(error), cudaGetErrorString(error));
         return 1;
     }
-    timings_copies(&timings);
     timings_rows(&timings);
     timings_attention(&timings);
+    timings_keys(&timings);
     timings_products(&timings);
     (void)cudaEventDestroy(timings.before);
     (void)cudaEventDestroy(timings.after);
