@@ -25,8 +25,12 @@ class Roofline(unittest.TestCase):
         file.flush()
         return file.name
 
-    def test_the_document_has_the_table(self):
-        self.assertIn(roofline().stdout, (ROOT / "docs/cuda.md").read_text(), "bench/roofline says otherwise by now")
+    def test_the_document_has_the_tables(self):
+        document = (ROOT / "docs/cuda.md").read_text()
+        for arguments in ([], ["--contexts"]):
+            ended = roofline(*arguments)
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+            self.assertIn(ended.stdout, document, "bench/roofline says otherwise by now")
 
     def test_a_report_beside_it(self):
         # 67.1 MB at 4.8 TB/s are 13.98 us: half of the measured time
