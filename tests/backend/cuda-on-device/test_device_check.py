@@ -54,7 +54,8 @@ class DeviceCheck(unittest.TestCase):
         self.assertIn({"test": "ops", "passed": 2, "failed": 0, "status": 0}, report["tests"])
         self.assertIn({"test": "memcheck ops", "status": 0, "summary": "0 errors"}, report["tests"])
         self.assertEqual(report["times"], [json.loads(CASE)])
-        self.assertEqual(report["skipped"], [{"what": "matvec Q4_K 8x64", "why": "shape"}])
+        self.assertEqual(report["skipped"], [{"what": "test blas", "why": "cublas"},
+                                             {"what": "matvec Q4_K 8x64", "why": "shape"}])
 
     def test_no_device(self):
         self.write(self.programs / "timings", "echo 'cudaErrorNoDevice: no CUDA-capable device is detected'; exit 1")
