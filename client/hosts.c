@@ -182,7 +182,8 @@ int hosts_no_answer(struct host *host, struct hcattn_error *error)
                                at);
     case SOCKET_HUNG_UP:
         return call_fail(error, HCATTN_UNAVAILABLE, "what listens at %s hangs up: %s", at,
-                         host->uses_keys ? "it has another server key, or is no coordinator" : "it is no coordinator");
+                         host->uses_keys ? "it has another server key, or is no coordinator"
+                                         : "it takes only clients with keys, or is no coordinator");
     case SOCKET_REACHED:
         return call_fail(error, HCATTN_UNAVAILABLE, "what listens at %s does not answer", at);
     case SOCKET_UNREACHED:

@@ -179,8 +179,8 @@ static enum socket_state state_after(enum socket_state state, uint16_t event, ui
         return SOCKET_REFUSED;
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? SOCKET_MISMATCH : SOCKET_HUNG_UP;
-    default:
-        return SOCKET_HUNG_UP;
+    default: /* who hung up before it was heard to speak another language may have spoken it the last time */
+        return state == SOCKET_MISMATCH ? state : SOCKET_HUNG_UP;
     }
 }
 
