@@ -53,6 +53,7 @@ struct cuda_key_block {
     float *side;
     const struct cuda_pair_table *table; /* pair */
     float *work;                         /* pair: [n_coordinates][64] */
+    const uint16_t *centroids;           /* pq: as in cuda_key_run */
 };
 
 /* The queries of a KV head, [n_queries][head_dim], and where they go as prepared. */
@@ -67,6 +68,12 @@ cudaError_t cuda_quantize_rot(const struct cuda_queue *queue, uint32_t bits, uin
                               const struct cuda_key_block *blocks, uint32_t n_blocks);
 cudaError_t cuda_prepare_rot(const struct cuda_queue *queue, uint32_t bits, uint32_t head_dim, uint32_t n_queries,
                              float scale, const struct cuda_key_query *queries, uint32_t n_heads);
+
+/* n_dims and n_centroids as for cuda_score_pq(), which says what they may be */
+cudaError_t cuda_quantize_pq(const struct cuda_queue *queue, uint32_t n_dims, uint32_t n_centroids, uint32_t head_dim,
+                             const struct cuda_key_block *blocks, uint32_t n_blocks);
+cudaError_t cuda_prepare_pq(const struct cuda_queue *queue, uint32_t head_dim, uint32_t n_queries, float scale,
+                            const struct cuda_key_query *queries, uint32_t n_heads);
 
 /* The table of a head on the device, freed by cudaFree(); waits. */
 cudaError_t cuda_prepare_pair_table(const struct pair_table *table, struct cuda_pair_table **ret_table);

@@ -181,6 +181,11 @@ size_t cuda_selection_work_bytes(const struct cuda_selection *selection)
     return selection_work_of(selection).n_bytes;
 }
 
+size_t cuda_selection_weights_offset(const struct cuda_selection *selection)
+{
+    return selection_work_of(selection).w;
+}
+
 cudaError_t cuda_selection_weigh(const struct cuda_queue *queue, const struct cuda_selection *selection,
                                  const struct cuda_selection_item *items, uint32_t n_items)
 {

@@ -8,6 +8,7 @@ set(cuda_sources
     cuda_prepare_pair.cu
     cuda_prepare_rot.cu
     cuda_quantize_pair.cu
+    cuda_quantize_pq.cu
     cuda_quantize_rot.cu
     cuda_rms_norm.cu
     cuda_rope.cu
