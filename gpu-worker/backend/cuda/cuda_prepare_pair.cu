@@ -12,7 +12,7 @@
 #include "gpu-worker/backend/cuda/cuda_keys.cuh"
 #include "gpu-worker/backend/cuda/cuda_pair_table.cuh"
 
-struct memory {
+struct pair_query_memory {
     float given[KERNELS_MAX_HEAD_DIM], coordinates[KERNELS_MAX_HEAD_DIM];
     float values[PAIR_MAX_GROUPS * PAIR_CODEWORDS], least[PAIR_MAX_GROUPS], widths[PAIR_MAX_GROUPS];
     float along, offset, widest;
@@ -32,7 +32,7 @@ static __device__ __forceinline__ float synthesize(const struct cuda_pair_table 
 CUDA_HOT static __global__ void __launch_bounds__(1024)
     prepare_pair(const struct cuda_key_query *__restrict__ queries, float scale)
 {
-    __shared__ struct memory memory;
+    __shared__ struct pair_query_memory memory;
     const struct cuda_key_query head = queries[blockIdx.y];
     const struct cuda_pair_table table = *head.table;
     const uint32_t n_padded = (table.head_dim + 15) / 16 * 16, n_values = table.n_groups * PAIR_CODEWORDS;

@@ -15,13 +15,14 @@
 
 #define STRIDE 65u
 
-struct memory {
+struct pair_block_memory {
     float means[KERNELS_MAX_HEAD_DIM];
     float inverse[KEYS_OF_TILE], along[KEYS_OF_TILE], t[KEYS_OF_TILE];
 };
 
 /* Takes the mean away from r; returns its step. The whole block takes part. */
-static __device__ __forceinline__ float take_mean(float *r, uint32_t head_dim, struct memory *memory, uint8_t *mean)
+static __device__ __forceinline__ float take_mean(float *r, uint32_t head_dim, struct pair_block_memory *memory,
+                                                  uint8_t *mean)
 {
     for (uint32_t i = threadIdx.x; i < head_dim; i += blockDim.x) {
         float sums[8] = {};
@@ -112,7 +113,7 @@ static __device__ __forceinline__ uint32_t size_of(const struct cuda_pair_table 
 }
 
 /* memory->t in 8 bits; returns the code of their step. The whole block takes part. */
-static __device__ __forceinline__ uint32_t quantize_along(const struct memory *memory, uint8_t *along)
+static __device__ __forceinline__ uint32_t quantize_along(const struct pair_block_memory *memory, uint8_t *along)
 {
     float largest = fmaxf(fabsf(memory->t[cuda_lane()]), fabsf(memory->t[cuda_lane() + 32]));
     largest = cuda_warp_max(largest);
@@ -130,7 +131,7 @@ static __device__ __forceinline__ uint32_t quantize_along(const struct memory *m
 CUDA_HOT static __global__ void __launch_bounds__(1024) quantize_pair(const struct cuda_key_block *__restrict__ blocks)
 {
     CUDA_DYNAMIC_SHARED(float, r); /* [head_dim][STRIDE] */
-    __shared__ struct memory memory;
+    __shared__ struct pair_block_memory memory;
     const struct cuda_key_block block = blocks[blockIdx.x];
     const struct cuda_pair_table table = *block.table;
     float *const y = block.work;

@@ -14,11 +14,11 @@
 #define AT_ONCE 256u /* centroids: the least codebook */
 #define N_PARTS 4u
 
-struct shape {
+struct pq_blocks_shape {
     uint32_t n_centroids, head_dim, n_high, tile_bytes;
 };
 
-struct memory {
+struct pq_memory {
     float distances[N_PARTS][KEYS_OF_TILE];
     uint32_t numbers[N_PARTS][KEYS_OF_TILE];
 };
@@ -42,7 +42,7 @@ static __device__ __forceinline__ float square_distance(const float *x, const fl
 }
 
 /* The numbers of 64 keys, in memory->numbers[0]. */
-static __device__ __forceinline__ void join_parts(struct memory *memory)
+static __device__ __forceinline__ void join_parts(struct pq_memory *memory)
 {
     for (uint32_t j = threadIdx.x; j < KEYS_OF_TILE; j += blockDim.x) {
         uint32_t best = 0;
@@ -57,9 +57,9 @@ static __device__ __forceinline__ void join_parts(struct memory *memory)
 
 template <uint32_t n_dims>
 CUDA_HOT static __global__ void __launch_bounds__(1024)
-    quantize_pq(const struct cuda_key_block *__restrict__ blocks, struct shape shape)
+    quantize_pq(const struct cuda_key_block *__restrict__ blocks, struct pq_blocks_shape shape)
 {
-    __shared__ struct memory memory;
+    __shared__ struct pq_memory memory;
     __shared__ __align__(16) float centroids[AT_ONCE * n_dims];
     const struct cuda_key_block block = blocks[blockIdx.y];
     const uint32_t space = blockIdx.x;
@@ -133,8 +133,8 @@ cudaError_t cuda_quantize_pq(const struct cuda_queue *queue, uint32_t n_dims, ui
     struct pq_table table = {};
     table.n_centroids = n_centroids;
     table.n_spaces = head_dim / n_dims;
-    const struct shape shape = {n_centroids, head_dim, pq_bits(n_centroids) - 8,
-                                static_cast<uint32_t>(pq_tile_bytes(&table))};
+    const struct pq_blocks_shape shape = {n_centroids, head_dim, pq_bits(n_centroids) - 8,
+                                          static_cast<uint32_t>(pq_tile_bytes(&table))};
     const dim3 grid(table.n_spaces, n_blocks);
     const unsigned int n_threads = queue->n_threads ? queue->n_threads : 256;
     if (n_dims == 2)

@@ -18,7 +18,7 @@ struct quantize_shape {
     uint32_t head_dim, n_groups, scales_offset, mean_offset;
 };
 
-struct memory {
+struct rot_block_memory {
     float means[KERNELS_MAX_HEAD_DIM]; /* then as the tile says them */
     float squares[KEYS_OF_TILE], inverse[KEYS_OF_TILE];
 };
@@ -30,7 +30,7 @@ template <uint32_t bits> static __device__ __forceinline__ constexpr int32_t lev
 
 /* The mean in 8 bits; memory->means as decoded. The whole block takes part. */
 static __device__ __forceinline__ void take_mean(const float *y, const struct quantize_shape &shape,
-                                                 struct memory *memory, uint8_t *tile, float *ret_side)
+                                                 struct rot_block_memory *memory, uint8_t *tile, float *ret_side)
 {
     for (uint32_t i = threadIdx.x; i < shape.head_dim; i += blockDim.x) {
         float sum = 0;
@@ -110,7 +110,7 @@ CUDA_HOT static __global__ void __launch_bounds__(1024)
     quantize_rot(const struct cuda_key_block *__restrict__ blocks, struct quantize_shape shape)
 {
     CUDA_DYNAMIC_SHARED(float, y); /* [head_dim][STRIDE] */
-    __shared__ struct memory memory;
+    __shared__ struct rot_block_memory memory;
     const struct cuda_key_block block = blocks[blockIdx.x];
     uint8_t *tile = static_cast<uint8_t *>(block.tile);
     const uint32_t n = shape.head_dim * KEYS_OF_TILE;
