@@ -17,7 +17,7 @@
 
 struct pair_block_memory {
     float means[KERNELS_MAX_HEAD_DIM];
-    float inverse[KEYS_OF_TILE], along[KEYS_OF_TILE], t[KEYS_OF_TILE];
+    float inverse[KEYS_OF_TILE], t[KEYS_OF_TILE];
 };
 
 /* Takes the mean away from r; returns its step. The whole block takes part. */

@@ -49,7 +49,7 @@ size_t cuda_selection_work_bytes(const struct cuda_selection *selection);
 /* Where in it the weights w [n_blocks][64] of step 2 are, f32 (those of sinks say nothing). */
 size_t cuda_selection_weights_offset(const struct cuda_selection *selection);
 
-/* Twelve launches, nothing that the host has to see in between. n_items <= 65535. */
+/* Fourteen launches, nothing that the host has to see in between. n_items <= 65535. */
 cudaError_t cuda_selection_run(const struct cuda_queue *queue, const struct cuda_selection *selection,
                                const struct cuda_selection_item *items, uint32_t n_items);
 
