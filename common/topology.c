@@ -291,7 +291,7 @@ int topology_release_thread(const struct topology *topology)
     return 0;
 }
 
-int topology_bind_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes)
+static int set_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes, int flags)
 {
     const struct place *place = place_at(topology, index);
     if (!place)
@@ -301,32 +301,23 @@ int topology_bind_memory(const struct topology *topology, uint32_t index, void *
         return -ENOSYS;
     errno = 0;
     if (hwloc_set_area_membind(topology->hwloc, address, n_bytes, place->object->nodeset, HWLOC_MEMBIND_BIND,
-                               HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_STRICT | HWLOC_MEMBIND_MIGRATE) == 0)
-        return 0;
-    int error = last_error();
-    if (error == -EPERM || error == -ENOSYS || error == -ENOENT)
+                               HWLOC_MEMBIND_BYNODESET | flags) < 0)
+        return last_error();
+    return 0;
+}
+
+int topology_bind_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes)
+{
+    int error = set_memory(topology, index, address, n_bytes, HWLOC_MEMBIND_STRICT | HWLOC_MEMBIND_MIGRATE);
+    if (error == 0 || error == -EPERM || error == -ENOSYS || error == -ENOENT)
         return error;
     /* Moving pages that are there is a wish, binding the others is the point. */
-    errno = 0;
-    if (hwloc_set_area_membind(topology->hwloc, address, n_bytes, place->object->nodeset, HWLOC_MEMBIND_BIND,
-                               HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_STRICT) == 0)
-        return 0;
-    return last_error();
+    return set_memory(topology, index, address, n_bytes, HWLOC_MEMBIND_STRICT);
 }
 
 int topology_prefer_memory(const struct topology *topology, uint32_t index, void *address, uint64_t n_bytes)
 {
-    const struct place *place = place_at(topology, index);
-    if (!place)
-        return -ENOENT;
-    assert((uintptr_t)address % PAGE_BYTES == 0);
-    if (!topology->is_this_system)
-        return -ENOSYS;
-    errno = 0;
-    if (hwloc_set_area_membind(topology->hwloc, address, n_bytes, place->object->nodeset, HWLOC_MEMBIND_BIND,
-                               HWLOC_MEMBIND_BYNODESET) < 0)
-        return last_error();
-    return 0;
+    return set_memory(topology, index, address, n_bytes, 0);
 }
 
 /* Distance between two nodes as the machine tells it; 0: it does not. */

@@ -51,14 +51,6 @@ static int stage(struct server *server, struct session *session)
     return 0;
 }
 
-static uint64_t stores_of(const uint8_t lane_store[LAYOUT_N_LANES])
-{
-    uint64_t stores = 0;
-    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
-        stores |= UINT64_C(1) << lane_store[lane];
-    return stores;
-}
-
 static uint64_t targets_of(const struct move *move)
 {
     uint64_t stores = 0;
@@ -147,7 +139,7 @@ void moves_give_up(struct server *server, struct session *session)
     struct move *move = session->move;
     if (!move)
         return;
-    uint64_t targets = targets_of(move), stay = stores_of(session->terms.lane_store);
+    uint64_t targets = targets_of(move), stay = sessions_lane_stores(session->terms.lane_store);
     struct placed_block *blocks = calloc(move->n_staged + 1u, sizeof(*blocks));
     uint32_t n = 0;
     for (uint32_t i = 0; blocks && i < move->n_staged; i++)
@@ -344,7 +336,7 @@ void moves_advance(struct server *server, struct session *session, bool *ret_mov
         /* fall through */
     case MOVE_REST:
         move->step = MOVE_COMMIT;
-        result = orders_move_open(server, session, stores_of(move->lane_store), true);
+        result = orders_move_open(server, session, sessions_lane_stores(move->lane_store), true);
         if (result != 0 && move->n_pending == 0)
             move->step = MOVE_REST; /* nothing was said yet */
         break;

@@ -130,6 +130,25 @@ int orders_copy(struct server *server, struct session *session, const struct ses
     return 0;
 }
 
+int orders_new_release(struct server *server, uint8_t store, const struct session *session,
+                       const struct placed_block *blocks, uint32_t n_blocks, struct order **ret_order)
+{
+    struct order *order;
+    int result = orders_new(server, ORDER_RELEASE, store, session, &order);
+    if (result != 0)
+        return result;
+    order->blocks = calloc(n_blocks + 1u, sizeof(struct placed_block));
+    if (!order->blocks) {
+        orders_free(order);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n_blocks; i++)
+        if (blocks[i].store == store)
+            order->blocks[order->n++] = blocks[i];
+    *ret_order = order;
+    return 0;
+}
+
 int orders_release_cut(struct server *server, struct session *session, uint32_t from_number,
                        const struct placed_block *cut, uint32_t n_cut)
 {
@@ -140,18 +159,10 @@ int orders_release_cut(struct server *server, struct session *session, uint32_t 
         struct order *order;
         if (!(stores >> store & 1u))
             continue;
-        int result = orders_new(server, ORDER_RELEASE, store, session, &order);
+        int result = orders_new_release(server, store, session, cut, n_cut, &order);
         if (result != 0)
             return result;
         order->from_number = from_number;
-        order->blocks = calloc(n_cut + 1u, sizeof(struct placed_block));
-        if (!order->blocks) {
-            orders_free(order);
-            return -ENOMEM;
-        }
-        for (uint32_t i = 0; i < n_cut; i++)
-            if (cut[i].store == store)
-                order->blocks[order->n++] = cut[i];
         add(server, session, order);
     }
     return 0;

@@ -130,19 +130,11 @@ int orders_move_release(struct server *server, const struct session *session, ui
                         const struct placed_block *blocks, uint32_t n_blocks)
 {
     struct order *order;
-    int result = orders_new(server, ORDER_RELEASE, (uint8_t)store, session, &order);
+    int result = orders_new_release(server, (uint8_t)store, session, blocks, n_blocks, &order);
     if (result != 0)
         return result;
     order->move = UINT64_MAX; /* of none that waits for it */
     order->lanes = lanes;
-    order->blocks = calloc(n_blocks + 1u, sizeof(struct placed_block));
-    if (!order->blocks) {
-        orders_free(order);
-        return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < n_blocks; i++)
-        if (blocks[i].store == store)
-            order->blocks[order->n++] = blocks[i];
     orders_enlist(server, order);
     return 0;
 }

@@ -144,10 +144,7 @@ static bool broken(struct rebuild_verdict *verdict, const char *format, ...)
 
 static uint64_t stores_of_lanes(const struct session *session)
 {
-    uint64_t stores = 0;
-    for (uint32_t lane = 0; session->terms.policy[0] != 0 && lane < LAYOUT_N_LANES; lane++)
-        stores |= UINT64_C(1) << (session->terms.lane_store[lane] & 63u);
-    return stores;
+    return session->terms.policy[0] != 0 ? sessions_lane_stores(session->terms.lane_store) : 0;
 }
 
 /* Does found[i] follow found[i - 1] as it should? */

@@ -160,12 +160,19 @@ void sessions_forget_store(struct session *session, uint32_t store)
             session->found[i].handle.generation = 0;
 }
 
+uint64_t sessions_lane_stores(const uint8_t lane_store[LAYOUT_N_LANES])
+{
+    uint64_t stores = 0;
+    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
+        stores |= UINT64_C(1) << (lane_store[lane] & 63u);
+    return stores;
+}
+
 uint64_t sessions_stores(const struct session *session)
 {
     uint64_t stores = session->records;
     if (session->terms.policy[0] != 0) /* else no record was read: lane_store says nothing */
-        for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
-            stores |= UINT64_C(1) << (session->terms.lane_store[lane] & 63u);
+        stores |= sessions_lane_stores(session->terms.lane_store);
     for (uint32_t i = 0; i < session->n_blocks; i++)
         stores |= UINT64_C(1) << (session->blocks[i].store & 63u);
     for (uint32_t i = 0; i < session->n_found; i++)

@@ -100,6 +100,9 @@ uint32_t sessions_first_unconfirmed(const struct session *session); /* n_blocks:
 /* The segment of that store is gone: handles in it name nothing any more (generation 0 frees nothing). */
 void sessions_forget_store(struct session *session, uint32_t store);
 
+/* Stores (bit each) that lanes live in. */
+uint64_t sessions_lane_stores(const uint8_t lane_store[LAYOUT_N_LANES]);
+
 /* Stores (bit each) that hold or may hold something of it. */
 uint64_t sessions_stores(const struct session *session);
 

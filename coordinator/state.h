@@ -278,6 +278,9 @@ void orders_free_all(struct server *server);
 /* For the files beside it: an order, to be filled in; into the list, and to its store. */
 int orders_new(struct server *server, enum order_kind kind, uint8_t store, const struct session *session,
                struct order **ret_order);
+/* A release after which those of the blocks that lie in the store are free. */
+int orders_new_release(struct server *server, uint8_t store, const struct session *session,
+                       const struct placed_block *blocks, uint32_t n_blocks, struct order **ret_order);
 void orders_enlist(struct server *server, struct order *order); /* takes it */
 void orders_free(struct order *order);
 

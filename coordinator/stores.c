@@ -81,10 +81,8 @@ void stores_close_broken(struct server *server, struct session *session, const c
 static int tidy(struct server *server, const struct rebuild_verdict *verdict)
 {
     struct session *session = verdict->session;
-    uint64_t stores = 0;
+    uint64_t stores = sessions_lane_stores(session->terms.lane_store);
     int result = 0;
-    for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
-        stores |= UINT64_C(1) << session->terms.lane_store[lane];
     if (session->outdated & stores)
         result = orders_open(server, session);
     for (uint32_t store = 0; result == 0 && store < SERVER_MAX_STORES; store++) {
