@@ -1,10 +1,12 @@
 # The files of kernels, for nvcc and for the tests that compile them for the CPU.
 set(cuda_sources
     cuda_attend.cu
+    cuda_copy.cu
     cuda_dequantize.cu
     cuda_elementwise.cu
     cuda_encode_rows.cu
     cuda_matvec.cu
+    cuda_merge.cu
     cuda_prepare_pair.cu
     cuda_prepare_rot.cu
     cuda_quantize_pair.cu
