@@ -433,6 +433,11 @@ const char *options_environment(const char *name)
     return text && *text ? text : NULL;
 }
 
+const char *options_environment_of_others(const char *name)
+{
+    return getenv(name);
+}
+
 /* Is the directory ours alone? Somebody else could have made the one in /tmp before us. */
 static int check_runtime_dir(const char *path, char error[OPTIONS_ERROR_SIZE])
 {

@@ -110,6 +110,8 @@ const char *options_config_file(const struct options *options);
 
 /* The few other needs (HOME, XDG_DATA_HOME): NULL when unset or empty. Valid until the environment changes. */
 const char *options_environment(const char *name);
+/* The same for a variable of others, to whom an empty text says something: NULL when unset only. */
+const char *options_environment_of_others(const char *name);
 
 /* Directory of this user's sockets: `given` (an option --runtime-dir, may be NULL), else HCATTN_RUNTIME_DIR, else
  * $XDG_RUNTIME_DIR/hcattn, else /tmp/hcattn-UID. Made with mode 0700 if missing (its parent must exist). All errors come

@@ -59,12 +59,25 @@ struct backend_options {
     /* Not owned; NULL: weights are one piece each. Otherwise the rows of every matrix are split over these nodes, and the groups
      * of the pool are their threads. May be ignored. */
     struct nodes *nodes;
+    /* The rest is for back ends with devices of their own. */
+    uint32_t worker;             /* number of the worker on its host: takes device number worker modulo their number */
+    int32_t device;              /* or this one of those that may be used, >= 0; BACKEND_DEVICE_BY_WORKER: as said */
+    const char *visible_devices; /* what CUDA_VISIBLE_DEVICES says, for errors; NULL: it is not set */
 };
+
+#define BACKEND_DEVICE_BY_WORKER (-1)
+#define BACKEND_PCI_SIZE         24 /* "0000:65:00.0" */
 
 struct backend_ops {
     const char *name; /* "reference", "cpu", "cuda" */
 
+    /* -ENODEV: there is no device; -ENOTSUP: none that it could work with; -EINVAL: not the one of the options; others. Each with
+     * one sentence. */
     int (*open)(const struct backend_options *options, struct backend **ret_backend, char *error, size_t error_size);
+    /* (optional) PCI address of the device that open() would take, so that threads can be near it before; "": it has none. Errors
+     * as open(). */
+    int (*locate)(const struct backend_options *options, char ret_pci[BACKEND_PCI_SIZE], char *error,
+                  size_t error_size);
     struct backend *(*close)(struct backend *backend);      /* accepts NULL, returns NULL */
     const char *(*describe)(const struct backend *backend); /* "cpu, avx2, 2 threads": what was achieved */
 

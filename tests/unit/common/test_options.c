@@ -452,6 +452,19 @@ static void a_long_runtime_directory_is_refused_before_a_socket_is(void **state)
 
 #define WITH_FOLDER(test) cmocka_unit_test_setup_teardown(test, helpers_folder, helpers_remove_folder)
 
+static void an_empty_variable_of_others_says_something(void **state)
+{
+    (void)state;
+    unsetenv("OF_OTHERS");
+    assert_null(options_environment_of_others("OF_OTHERS"));
+    setenv("OF_OTHERS", "", 1);
+    assert_string_equal(options_environment_of_others("OF_OTHERS"), "");
+    assert_null(options_environment("OF_OTHERS"));
+    setenv("OF_OTHERS", "0,1", 1);
+    assert_string_equal(options_environment_of_others("OF_OTHERS"), "0,1");
+    unsetenv("OF_OTHERS");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +479,7 @@ int main(void)
         WITH_FOLDER(a_bad_file_is_refused_with_its_line),
         WITH_FOLDER(one_file_and_environment_serve_all_programs),
         cmocka_unit_test(help_is_made_from_the_table),
+        cmocka_unit_test(an_empty_variable_of_others_says_something),
         WITH_FOLDER(the_runtime_directory_is_ours_alone),
         WITH_FOLDER(a_long_runtime_directory_is_refused_before_a_socket_is),
     };
