@@ -187,7 +187,7 @@ int main(int argc, char **argv)
 
     struct key_cache *keys;
     const struct row_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = HEAD_DIM, .codec = ROW_CODEC_F16};
-    const struct key_cache_memory allocator = {cache_alloc, cache_free, NULL};
+    const struct key_cache_memory allocator = {.alloc = cache_alloc, .free = cache_free};
     void *rows = memory(layout_head_rows_bytes(&shape));
     if (key_cache_new(&copy_quantizer, &shape, NULL, &allocator, &keys) != 0)
         return 1;

@@ -12,9 +12,11 @@
  */
 #pragma once
 
-#include <stdint.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
+#include "gpu-worker/backend/backend_device.h"
 #include "kernels/kernels.h"
 #include "gpu-worker/model/tensor.h"
 
@@ -51,6 +53,14 @@ struct backend_attend {
     uint32_t group;
     uint32_t causal_piece;
     uint32_t causal_first;
+    bool is_first; /* the partials are empty before, whatever they hold */
+};
+
+/* A copy within device memory; those of one call do not touch each other. */
+struct backend_copy {
+    void *to;
+    const void *from;
+    size_t n_bytes;
 };
 
 struct backend_options {
@@ -86,6 +96,11 @@ struct backend_ops {
     /* Bytes in use on the device, as really allocated: given out by alloc, held by weights (mapped ones included), and its own. */
     size_t (*bytes)(const struct backend *backend);
 
+    /* (optional) Bytes of the device that this process can have in all; 0: not known. */
+    size_t (*capacity)(const struct backend *backend);
+    const struct backend_device_ops
+        *device; /* NULL: device memory is the host's, and every call returns when all is done */
+
     /* Take a matrix (rows = outputs, columns = inputs) or a vector; the tensor's bytes may be repacked or kept by reference,
      * so the mapped file must stay. -ENOTSUP: a type this back end has no kernel for; -ENOMEM. */
     int (*weight_new)(struct backend *backend, const struct tensor *tensor, struct weight **ret_weight);
@@ -111,6 +126,7 @@ struct backend_ops {
     void (*swiglu)(struct backend *backend, float *gate, const float *up, uint32_t n_tokens, uint32_t n);
     /* x [n] <- x + y */
     void (*add)(struct backend *backend, float *x, const float *y, size_t n);
+    void (*copy)(struct backend *backend, const struct backend_copy *copies, uint32_t n_copies);
     /* rows [T][n_kv_heads][kernels_row_bytes] from k and v [T][n_kv_heads][head_dim] */
     void (*encode_rows)(struct backend *backend, const float *k, const float *v, uint32_t n_tokens, uint32_t n_kv_heads,
                         uint32_t head_dim, enum kernels_rows codec, void *rows);
@@ -121,6 +137,23 @@ struct backend_ops {
 
 extern const struct backend_ops backend_reference;
 extern const struct backend_ops backend_cpu;
+extern const struct backend_ops backend_cuda; /* of builds with CUDA only */
 
-/* "reference", "cpu" -> its table; NULL: no such back end in this build. */
+/* "reference", "cpu", "cuda" -> its table; NULL: no such back end in this build. */
 const struct backend_ops *backend_find(const char *name);
+
+/* Memory that the device works on and the host touches between operations, after backend_wait(). Freed by free(). */
+static inline void *backend_shared_alloc(const struct backend_ops *ops, struct backend *backend, size_t n_bytes)
+{
+    return ops->device == NULL ? ops->alloc(backend, n_bytes) : ops->device->shared_alloc(backend, n_bytes);
+}
+
+/* For back ends whose device memory is the host's: `copy`, and n partials [2 + head_dim] that are empty. */
+void backend_copy_in_host(struct backend *backend, const struct backend_copy *copies, uint32_t n_copies);
+void backend_make_empty(float *partials, size_t n, uint32_t head_dim);
+
+/* Until all that was asked for is done. Errors as backend_device.h says; none where device memory is the host's. */
+static inline int backend_wait(const struct backend_ops *ops, struct backend *backend)
+{
+    return ops->device == NULL ? 0 : ops->device->finish(backend);
+}

@@ -211,12 +211,37 @@ void key_cache_put(struct key_cache *cache, const struct kernels *kernels, uint3
     cache->quantizer->codec->quantize(kernels, key_quantizer_head(cache->quantizer, layer, kv_head), keys, tile, side);
 }
 
+/* Of a cache in a device's memory: all heads' tiles at once. */
+static int put_on_device(struct key_cache *cache, const void *(*rows)(void *context, uint32_t layer, uint32_t kv_head),
+                         void *context)
+{
+    const uint32_t n_kv_heads = cache->shape.n_kv_heads, block = cache->n_blocks - 1;
+    struct key_cache_tile *tiles = calloc(n_pools(cache->quantizer), sizeof *tiles);
+    uint32_t n = 0;
+    if (!tiles)
+        return -ENOMEM;
+    for (uint32_t pool = 0; pool < n_pools(cache->quantizer); pool++) {
+        const uint32_t layer = pool / n_kv_heads, kv_head = pool % n_kv_heads;
+        if (!key_cache_has(cache, layer, kv_head))
+            continue;
+        tiles[n].head = key_quantizer_head(cache->quantizer, layer, kv_head);
+        tiles[n].rows = rows(context, layer, kv_head);
+        tiles[n].tile = tile_of(cache, layer, kv_head, block, &tiles[n].side);
+        n++;
+    }
+    cache->memory.quantize(cache->memory.context, cache->quantizer, tiles, n);
+    free(tiles);
+    return 0;
+}
+
 int key_cache_add(struct key_cache *cache, const struct kernels *kernels,
                   const void *(*rows)(void *context, uint32_t layer, uint32_t kv_head), void *context)
 {
     int error = key_cache_extend(cache, cache->n_blocks + 1);
-    if (error)
+    if (error || !cache->quantizer)
         return error;
+    if (cache->memory.quantize)
+        return put_on_device(cache, rows, context);
     for (uint32_t layer = 0; layer < cache->shape.n_layers; layer++)
         for (uint32_t kv_head = 0; kv_head < cache->shape.n_kv_heads; kv_head++)
             if (key_cache_has(cache, layer, kv_head))
@@ -240,4 +265,18 @@ uint32_t key_cache_run(const struct key_cache *cache, uint32_t layer, uint32_t k
     const uint32_t in_chunk = KEY_CACHE_CHUNK_BLOCKS - first_block % KEY_CACHE_CHUNK_BLOCKS;
     const uint32_t left = cache->n_blocks - first_block;
     return left < in_chunk ? left : in_chunk;
+}
+
+struct key_cache_place key_cache_place(const struct key_cache *cache, uint32_t layer, uint32_t kv_head)
+{
+    assert(key_cache_has(cache, layer, kv_head));
+    const size_t pool = (size_t)layer * cache->shape.n_kv_heads + kv_head;
+    const size_t sides = cache->tiles_at[n_pools(cache->quantizer)];
+    return (struct key_cache_place){.tiles = cache->tiles_at[pool],
+                                    .sides = sides + pool * KEY_CACHE_CHUNK_BLOCKS * sizeof(float)};
+}
+
+const uint8_t *const *key_cache_chunks(const struct key_cache *cache)
+{
+    return (const uint8_t *const *)cache->chunks;
 }

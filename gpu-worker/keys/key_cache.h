@@ -17,9 +17,20 @@
 
 struct key_cache;
 
+/* A sealed block's keys of one head: rows [64] as the row codec has them, and where they go as quantized. */
+struct key_cache_tile {
+    const struct key_head *head;
+    const void *rows;
+    void *tile;
+    float *side;
+};
+
 struct key_cache_memory {
     void *(*alloc)(void *context, size_t n_bytes); /* 64-byte aligned; NULL: no memory */
     void (*free)(void *context, void *memory, size_t n_bytes);
+    /* Of memory that only a device can reach: quantizes there. Rows are read before it returns. NULL: ordinary memory. */
+    void (*quantize)(void *context, const struct key_quantizer *quantizer, const struct key_cache_tile *tiles,
+                     uint32_t n_tiles);
     void *context;
 };
 
@@ -63,3 +74,13 @@ void key_cache_release(struct key_cache *cache);
  */
 uint32_t key_cache_run(const struct key_cache *cache, uint32_t layer, uint32_t kv_head, uint32_t first_block,
                        const void **ret_tiles, const float **ret_sides);
+
+/*
+ * The same for who takes all of a head at once: block b's tile is at chunks[b / KEY_CACHE_CHUNK_BLOCKS] + tiles + its tile_bytes x
+ * (b % KEY_CACHE_CHUNK_BLOCKS), its side at ... + sides + 4 x (b % KEY_CACHE_CHUNK_BLOCKS). ret_chunks [enough for n_blocks].
+ */
+struct key_cache_place {
+    size_t tiles, sides; /* offsets in a chunk */
+};
+struct key_cache_place key_cache_place(const struct key_cache *cache, uint32_t layer, uint32_t kv_head);
+const uint8_t *const *key_cache_chunks(const struct key_cache *cache);

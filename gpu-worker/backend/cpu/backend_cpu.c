@@ -127,6 +127,7 @@ const struct backend_ops backend_cpu = {
     .rope = cpu_rows_rope,
     .swiglu = cpu_rows_swiglu,
     .add = cpu_rows_add,
+    .copy = backend_copy_in_host,
     .encode_rows = cpu_rows_encode,
     .attend = cpu_attend,
 };

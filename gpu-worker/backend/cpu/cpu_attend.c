@@ -24,6 +24,9 @@ struct attend {
 static void attend_range(const struct attend *attend, const struct backend_attend *item, uint32_t first, uint32_t n)
 {
     uint64_t masks[MAX_RANGE_QUERIES];
+    if (item->is_first)
+        backend_make_empty(item->partials + (size_t)first * KERNELS_PARTIAL_FLOATS(attend->head_dim), n,
+                           attend->head_dim);
     for (uint32_t p = 0; p < item->n_pieces; p++) {
         const struct backend_piece *piece = &item->pieces[p];
         for (uint32_t i = 0; i < n; i++) {

@@ -20,3 +20,7 @@ set(cuda_sources
     cuda_selection.cu
     cuda_selection_finish.cu
     cuda_selection_search.cu)
+# The back end's table, in C, for the same two.
+set(cuda_backend_sources
+    backend_cuda.c
+    cuda_commands.c)

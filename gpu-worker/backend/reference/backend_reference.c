@@ -260,9 +260,12 @@ static void reference_attend(struct backend *backend, const struct backend_atten
                              uint32_t head_dim, enum kernels_rows codec, float scale)
 {
     (void)backend;
-    for (uint32_t i = 0; i < n_items; i++)
+    for (uint32_t i = 0; i < n_items; i++) {
+        if (items[i].is_first)
+            backend_make_empty(items[i].partials, items[i].n_queries, head_dim);
         for (uint32_t query = 0; query < items[i].n_queries; query++)
             attend_query(&items[i], query, head_dim, codec, scale);
+    }
 }
 
 const struct backend_ops backend_reference = {
@@ -282,6 +285,7 @@ const struct backend_ops backend_reference = {
     .rope = reference_rope,
     .swiglu = reference_swiglu,
     .add = reference_add,
+    .copy = backend_copy_in_host,
     .encode_rows = reference_encode_rows,
     .attend = reference_attend,
 };

@@ -117,7 +117,7 @@ static void test_blocks_come_back(void **unused)
             const struct key_codec *codec = key_codec_find(which[w]);
             struct source source = {.shape = shape_of(head_dims[i % 2], i / 2 ? ROW_CODEC_Q8_0 : ROW_CODEC_F16)};
             struct counted counted = {.allowed = SIZE_MAX};
-            const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+            const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = &counted};
             struct key_cache *cache = NULL;
             assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache),
                              0);
@@ -144,7 +144,7 @@ static void test_runs(void **unused)
     const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT2);
     struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
     struct counted counted = {.allowed = SIZE_MAX};
-    const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+    const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = &counted};
     struct key_cache *cache = NULL;
     assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
     for (uint32_t n = 0; n < MOST; n++)
@@ -170,7 +170,7 @@ static void test_reserve_and_clear(void **unused)
     const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT2);
     struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
     struct counted counted = {.allowed = SIZE_MAX};
-    const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+    const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = &counted};
     struct key_cache *cache = NULL;
     assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
     assert_int_equal(key_cache_reserve(cache, 0), 0);
@@ -203,7 +203,7 @@ static void test_no_memory(void **unused)
     struct source source = {.shape = shape_of(20, ROW_CODEC_Q8_0)};
     for (size_t allowed = 0; allowed < 4; allowed++) {
         struct counted counted = {.allowed = allowed};
-        const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+        const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = &counted};
         struct key_cache *cache = NULL;
         assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
         assert_int_equal(key_cache_reserve(cache, 80), -ENOMEM);
@@ -257,7 +257,7 @@ static void test_sizes(void **unused)
     assert_int_equal(key_cache_bytes_for(quantizer, 16), 16 * 60 * (1152 + 4));
     assert_int_equal(key_cache_bytes_for(quantizer, 17), 32 * 60 * (1152 + 4));
     const struct row_shape too_wide = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 258, .codec = ROW_CODEC_F16};
-    const struct key_cache_memory memory = {count_alloc, count_free, NULL};
+    const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = NULL};
     struct key_cache *cache = NULL;
     assert_int_equal(key_cache_new(quantizer_of(codec, &too_wide), &too_wide, NULL, &memory, &cache), -EINVAL);
     assert_null(cache);
@@ -272,7 +272,7 @@ static void test_absent_heads(void **unused)
     const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT3);
     struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
     struct counted counted = {.allowed = SIZE_MAX};
-    const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+    const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = &counted};
     const struct key_quantizer *quantizer = quantizer_of(codec, &source.shape);
     struct key_cache *cache = NULL;
     assert_int_equal(key_cache_new(quantizer, &source.shape, absent, &memory, &cache), 0);
@@ -300,7 +300,7 @@ static void test_put(void **unused)
     const struct key_codec *codec = key_codec_find(POLICY_CODEC_ROT2);
     struct source source = {.shape = shape_of(64, ROW_CODEC_F16)};
     struct counted counted = {.allowed = 2};
-    const struct key_cache_memory memory = {count_alloc, count_free, &counted};
+    const struct key_cache_memory memory = {.alloc = count_alloc, .free = count_free, .context = &counted};
     struct key_cache *cache = NULL;
     assert_int_equal(key_cache_new(quantizer_of(codec, &source.shape), &source.shape, NULL, &memory, &cache), 0);
     assert_int_equal(key_cache_extend(cache, 20), 0);

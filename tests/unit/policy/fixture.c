@@ -110,7 +110,7 @@ static void fill_cache(struct fixture *fixture)
 {
     const struct row_shape shape = {
         .n_layers = N_LAYERS, .n_kv_heads = N_HEADS, .head_dim = FIXTURE_HEAD_DIM, .codec = ROW_CODEC_F16};
-    const struct key_cache_memory memory = {cache_alloc, cache_free, NULL};
+    const struct key_cache_memory memory = {.alloc = cache_alloc, .free = cache_free};
     fixture->keys = key_cache_free(fixture->keys);
     assert_int_equal(key_cache_new(fixture_quantizer(), &shape, NULL, &memory, &fixture->keys), 0);
     /* One block more than there are old ones: a session's cache may hold it already. */

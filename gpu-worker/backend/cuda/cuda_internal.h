@@ -1,0 +1,53 @@
+/*
+ * cuda_internal.h - the state of the cuda back end, shared by the files of this folder that make up its table.
+ *
+ * Owner      backend_cuda.c. Threads: as backend.h and backend_device.h say.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpu-worker/backend/backend.h"
+#include "gpu-worker/backend/cuda/cuda_commands.h"
+#include "gpu-worker/backend/cuda/cuda_ops.h"
+
+enum { CUDA_ERROR_BYTES = 256 };
+
+/* A matrix or vector as it lies in the file, on the device. */
+struct weight {
+    enum tensor_type type;
+    uint32_t n_rows, n_columns;
+    size_t n_bytes;
+    void *data;
+};
+
+struct cuda_allocation; /* backend_cuda.c: what alloc() and the like gave */
+struct cuda_prefill;    /* cuda_prefill.c */
+struct cuda_blas;       /* cuda_blas.c */
+struct cuda_host;       /* cuda_host.c: pinned memory of the host */
+
+struct backend {
+    int device;
+    cudaStream_t stream;
+    struct cuda_queue queue;             /* of that stream */
+    size_t n_bytes;                      /* of the device, given out and its own */
+    size_t capacity;                     /* what was free at open */
+    struct cuda_allocation *allocations; /* in order of address */
+    uint32_t n_allocations, allocations_capacity;
+    struct cuda_commands *commands;
+    struct cuda_blas *blas; /* NULL: cuBLAS is not there, and own kernels do its work */
+    struct cuda_prefill *prefill;
+    struct cuda_host *host;
+    float *rope_frequencies; /* on the device, of the rotary embedding that was used last */
+    float *host_frequencies;
+    uint32_t n_frequencies;
+    int error;                             /* -errno: the first failure, until it is told */
+    char error_sentence[CUDA_ERROR_BYTES]; /* of it */
+    char description[256];
+};
+
+/* Device memory that the back end counts as its own: for a purpose (cuda_work) or for good. Not zeroed. NULL: none. */
+void *backend_cuda_alloc(struct backend *backend, size_t n_bytes);
+void backend_cuda_free(struct backend *backend, void *memory);
