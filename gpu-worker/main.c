@@ -9,11 +9,10 @@
 #include "common/log.h"
 #include "common/option_names.h"
 #include "common/options.h"
-#include "common/pool.h"
 #include "common/random.h"
 #include "common/signals.h"
 #include "common/topology.h"
-#include "gpu-worker/backend/nodes.h"
+#include "gpu-worker/main_backend.h"
 #include "gpu-worker/server.h"
 #include "gpu-worker/train/train.h"
 
@@ -24,10 +23,7 @@ static const char *const transport_names[] = {"ring", "routed", "direct", NULL};
 static const char *const row_names[] = {"f16", "q8_0", NULL};
 static const char *const split_names[] = {"auto", "off", NULL};
 static const char *const half_names[] = {"auto", "1", "2", NULL};
-enum {
-    SPIN_US = 20,
-    POOL_SPIN_US = 10, /* bridges what one thread does between the products of a layer, not an answer of a store */
-};
+enum { SPIN_US = 20 };
 
 static const struct option_spec specs[] = {
     {.name = "model", .kind = OPTION_STRING, .help = "model file (GGUF)", .metavar = "FILE"},
@@ -40,9 +36,15 @@ static const struct option_spec specs[] = {
     {.name = "incarnation", .kind = OPTION_STRING, .help = "given by a supervisor: names this life", .metavar = "HEX"},
     {.name = "backend",
      .kind = OPTION_STRING,
-     .default_text = "cpu",
-     .help = "cpu, or reference (plain loops, slow)",
+     .default_text = "auto",
+     .help = "cuda, cpu, or reference (plain loops, slow); auto: cuda if this build has it and a device is there, "
+             "else cpu",
      .metavar = "NAME"},
+    {.name = "gpu",
+     .kind = OPTION_U32,
+     .help =
+         "number of the device, of those that CUDA_VISIBLE_DEVICES leaves; default: --index modulo how many there are",
+     .maximum = 255},
     {.name = "isa",
      .kind = OPTION_CHOICE,
      .default_text = "auto",
@@ -146,33 +148,13 @@ struct app {
     struct model *model;
     struct tokenizer *tokenizer;
     struct chat *chat;
-    struct topology *topology; /* NULL: could not be read */
-    struct nodes *nodes;       /* NULL: weights are not split */
-    int percent_local;         /* of split weights; -1: not known */
-    struct pool *pool;
+    struct main_backend with; /* back end and threads */
     struct quantizers *quantizers;
-    struct backend *backend;
-    const struct backend_ops *ops;
-    uint32_t n_cpus; /* allowed */
     struct network *network;
     struct socket_context *sockets;
     struct engine *engine;
     int signal_fd;
 };
-
-static void setup_thread(void *context, uint32_t thread)
-{
-    struct app *app = context;
-    kernels_thread_setup();
-    if (app->nodes != NULL)
-        nodes_bind_thread(app->nodes, thread);
-}
-
-/* The engine's thread is thread 0 of the pool. */
-static void setup_engine_thread(void *context)
-{
-    setup_thread(context, 0);
-}
 
 static void show_progress(void *context, uint32_t n_done, uint32_t n_total)
 {
@@ -206,69 +188,16 @@ static int open_model(struct app *app, const char *path, char *chat_error, size_
     return 0;
 }
 
-/* Threads by node and a pool of them; this thread is its first until the engine has one. */
-static int start_threads(struct app *app, const struct options *options)
-{
-    uint32_t n_threads = options_u32(options, "threads");
-    int r = topology_load(&app->topology);
-    if (r < 0)
-        LOG_WARNING("the machine's nodes could not be read: %s", strerror(-r));
-    app->n_cpus = r == 0 ? topology_n_allowed_cpus(app->topology) : 1;
-    if (n_threads == 0)
-        n_threads = app->n_cpus;
-    if (r == 0 && options_choice(options, "weights-by-node") == 0 && app->ops == &backend_cpu) {
-        r = nodes_new(app->topology, n_threads, &app->nodes);
-        if (r == -ERANGE)
-            LOG_WARNING("weights are not split over the NUMA nodes: --threads %u are fewer than nodes", n_threads);
-        if (r == -ENOMEM)
-            return fail("threads", strerror(-r));
-    }
-    if (app->nodes != NULL) {
-        nodes_bind_thread(app->nodes, 0);
-        r = pool_new_grouped(n_threads, app->nodes->node_of_thread, app->nodes->n_nodes, setup_thread, app, &app->pool);
-    } else
-        r = pool_new(n_threads, setup_thread, app, &app->pool);
-    if (r < 0)
-        return fail("threads", strerror(-r));
-    pool_set_spin(app->pool, n_threads <= app->n_cpus ? POOL_SPIN_US : 0);
-    return 0;
-}
-
-/* What became of the split: asked of the system when all weights are there. */
-static void tell_split(struct app *app)
-{
-    struct nodes_pages pages[TOPOLOGY_MAX_NODES] = {0};
-    char text[LOG_LINE_BYTES];
-    for (uint32_t i = 0; i < app->nodes->n_nodes; i++)
-        pages[i].error = app->ops->node_bytes(app->backend, i, &pages[i].bytes_on_node, &pages[i].bytes);
-    app->percent_local = nodes_percent_local(app->nodes, pages);
-    LOG_INFO("%s", nodes_describe(app->nodes, pages, text, sizeof(text)));
-    if (nodes_memory_refused(app->nodes) == -EPERM)
-        LOG_WARNING("memory of weights is not bound to nodes: its pages come from where the threads "
-                    "run; " TOPOLOGY_BINDING_HELP);
-}
-
 static int load(struct app *app, const struct options *options, const struct kernels *kernels)
 {
     char error[512] = "";
-    app->ops = backend_find(options_string(options, "backend"));
-    if (app->ops == NULL) {
-        snprintf(error, sizeof(error), "'%.100s' is not one; this build has 'cpu' and 'reference'",
-                 options_string(options, "backend"));
-        return fail("--backend", error);
-    }
-    int r = start_threads(app, options);
-    if (r < 0)
-        return r;
-    struct backend_options backend_options = {.isa = kernels->isa, .pool = app->pool, .nodes = app->nodes};
-    r = app->ops->open(&backend_options, &app->backend, error, sizeof(error));
-    if (r < 0)
-        return fail("back end", error);
-    r = network_load(app->ops, app->backend, app->model, show_progress, NULL, &app->network, error, sizeof(error));
+    if (main_backend_open(&app->with, options, kernels) < 0)
+        return -EINVAL;
+    int r = network_load(app->with.ops, app->with.backend, app->model, show_progress, NULL, &app->network, error,
+                         sizeof(error));
     if (r < 0)
         return fail("weights", error[0] != '\0' ? error : strerror(-r));
-    if (app->nodes != NULL)
-        tell_split(app);
+    main_backend_tell_split(&app->with);
     return 0;
 }
 
@@ -292,7 +221,7 @@ static int learn(struct app *app, const struct options *options, const struct ke
         return 0;
     const struct job_tools tools = {.network = app->network,
                                     .kernels = kernels,
-                                    .pool = app->pool,
+                                    .pool = app->with.pool,
                                     .tokenizer = app->tokenizer,
                                     .quantizers = app->quantizers,
                                     .row_codec = rows->codec,
@@ -330,26 +259,25 @@ static int start(struct app *app, const struct options *options, struct server_o
         .row_codec = options_choice(options, "rows") == 0 ? ROW_CODEC_F16 : ROW_CODEC_Q8_0,
         .prefill_chunk = options_u32(options, "prefill-chunk"),
         .max_batch = options_u32(options, "max-batch"),
-        .max_halves = halves != 0                            ? halves
-                      : app->n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? 2
-                                                             : 1,
-        .spin_us = options_given(options, "spin-us")      ? options_u32(options, "spin-us")
-                   : app->n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? SPIN_US
-                                                          : 0,
+        .max_halves = halves != 0                                 ? halves
+                      : app->with.n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? 2
+                                                                  : 1,
+        .spin_us = options_given(options, "spin-us")           ? options_u32(options, "spin-us")
+                   : app->with.n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? SPIN_US
+                                                               : 0,
         .max_step_us = options_u32(options, "max-step-ms") * UINT64_C(1000),
         .device_memory = options_bytes(options, "device-memory"),
         .request_timeout_us = options_duration_ms(options, "request-timeout") * 1000,
         .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000,
-        .thread_setup = setup_engine_thread,
-        .thread_context = app,
+        .thread_setup = main_backend_setup_engine_thread,
+        .thread_context = &app->with,
     };
     char sentence[256] = "";
     struct policy policy;
     struct row_shape rows = {shape->n_layers, shape->n_kv_heads, shape->head_dim, engine.row_codec};
     if (learn(app, options, kernels, &rows) < 0)
         return -EINVAL;
-    if (app->nodes != NULL) /* threads that are started from now on are no threads of the pool */
-        (void)topology_release_thread(app->topology);
+    main_backend_release_thread(&app->with);
     if (policy_find(app->quantizers, options_string(options, "policy"), &policy, sentence, sizeof(sentence)) < 0)
         return fail("--policy", sentence);
     engine.quantizers = app->quantizers;
@@ -361,25 +289,21 @@ static int start(struct app *app, const struct options *options, struct server_o
     server->device_bytes_per_token = (uint64_t)ceil(key_cache_bytes_per_token(policy.quantizer, NULL));
     int r = socket_context_new(&app->sockets);
     if (r == 0)
-        r = engine_new(&engine, app->network, kernels, app->pool, app->tokenizer, app->sockets, &app->engine);
+        r = engine_new(&engine, app->network, kernels, app->with.pool, app->tokenizer, app->sockets, &app->engine);
     if (r < 0)
         return fail("engine", strerror(-r));
-    char budget[48] = "no limit", split[64] = "";
-    if (app->nodes != NULL && app->percent_local >= 0)
-        snprintf(split, sizeof(split), " split over %u nodes (%d %% local)", app->nodes->n_nodes, app->percent_local);
-    else if (app->nodes != NULL)
-        snprintf(split, sizeof(split), " split over %u nodes", app->nodes->n_nodes);
+    char budget[48] = "no limit", split[64];
     if (engine.device_memory != 0)
         snprintf(budget, sizeof(budget), "limit %.1f MiB", (double)engine.device_memory / 1048576);
     snprintf(server->achieved, sizeof(server->achieved),
-             "%s, %s, weights %.1f MiB%s, device memory %.1f MiB in use, %s, old token %" PRIu64
-             " B on the device, %" PRIu64 " B in stores (%s), spin %u us, %u micro-batch%s, %s",
-             app->ops->describe(app->backend), is_direct ? "transport direct" : "transport as the coordinator says",
-             (double)app->network->weight_bytes / 1048576, split, (double)engine_device_bytes(app->engine) / 1048576,
-             budget, server->device_bytes_per_token, rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows),
-             row_names[options_choice(options, "rows")], engine.spin_us, engine.max_halves,
-             engine.max_halves == 1 ? "" : "es",
-             app->nodes != NULL && nodes_threads_refused(app->nodes) == 0 ? "threads bound to nodes" : "not bound");
+             "%s, %s, %s, weights %.1f MiB%s, device memory %.1f MiB in use, %s, old token %" PRIu64
+             " B on the device, %" PRIu64 " B in stores (%s), spin %u us, %u micro-batch%s",
+             app->with.ops->describe(app->with.backend), main_backend_place(&app->with),
+             is_direct ? "transport direct" : "transport as the coordinator says",
+             (double)app->network->weight_bytes / 1048576, main_backend_split(&app->with, split, sizeof(split)),
+             (double)engine_device_bytes(app->engine) / 1048576, budget, server->device_bytes_per_token,
+             rows.n_layers * rows.n_kv_heads * layout_row_bytes(&rows), row_names[options_choice(options, "rows")],
+             engine.spin_us, engine.max_halves, engine.max_halves == 1 ? "" : "es");
     LOG_INFO("%s: %u layers, %u query heads, %u KV heads, head_dim %u, context %u; %s", app->model->name,
              shape->n_layers, shape->n_heads, shape->n_kv_heads, shape->head_dim, engine.n_ctx, server->achieved);
     return 0;
@@ -391,11 +315,7 @@ static void stop(struct app *app)
     socket_context_free(app->sockets);
     quantizers_free(app->quantizers);
     network_free(app->network);
-    if (app->backend != NULL)
-        app->ops->close(app->backend);
-    pool_free(app->pool);
-    nodes_free(app->nodes);
-    topology_free(app->topology);
+    main_backend_close(&app->with);
     chat_free(app->chat);
     tokenizer_free(app->tokenizer);
     model_close(app->model);

@@ -16,8 +16,9 @@ static const char *const coordinator_options[] = {"stores",          "workers", 
 static const char *const value_store_options[] = {"huge-pages", "strict-numa", "isa", "threads",
                                                   "spin-us",    "log-level",   NULL};
 static const char *const gpu_worker_options[] = {
-    "model",      "backend", "isa",           "threads",     "n-ctx",   "policy",    "transport",       "device-memory",
-    "learnt-dir", "rows",    "micro-batches", "max-step-ms", "spin-us", "log-level", "weights-by-node", NULL};
+    "model",     "backend",         "gpu",        "isa",  "threads",       "n-ctx",       "policy",
+    "transport", "device-memory",   "learnt-dir", "rows", "micro-batches", "max-step-ms", "spin-us",
+    "log-level", "weights-by-node", NULL};
 
 const struct role *role_find(const char *name)
 {

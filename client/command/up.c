@@ -35,7 +35,7 @@ static const char *const micro_batches[] = {"auto", "1", "2", NULL};
 static const char *const weights_by_node[] = {"auto", "off", NULL};
 static const char *const huge_pages[] = {"try", "require", "off", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
-static const char *const backends[] = {"cpu", "reference", NULL};
+static const char *const backends[] = {"auto", "cpu", "cuda", "reference", NULL};
 
 static const struct option_spec specs[] = {
     {.name = "model",
@@ -126,9 +126,17 @@ static const struct option_spec specs[] = {
      .help = "how long workers and stores look for work before they sleep; for machines with cores to spare"},
     {.name = "backend",
      .kind = OPTION_CHOICE,
-     .default_text = "cpu",
+     .default_text = "auto",
      .choices = backends,
-     .help = "of the worker; reference is slow and simple"},
+     .help =
+         "of the workers; auto: cuda if they were built with it and there is a device, else cpu; reference is slow and "
+         "simple"},
+    {.name = "gpu",
+     .kind = OPTION_U32,
+     .maximum = 255,
+     .metavar = "N",
+     .help = "device of the workers, of those that CUDA_VISIBLE_DEVICES leaves; if not given they take the devices in "
+             "turn"},
     {.name = "isa",
      .kind = OPTION_CHOICE,
      .default_text = "auto",
