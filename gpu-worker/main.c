@@ -104,7 +104,9 @@ static const struct option_spec specs[] = {
     {.name = "device-memory",
      .kind = OPTION_BYTES,
      .default_text = "0",
-     .help = "most memory on the device, weights included; 0: no limit"},
+     .help = "most memory on the device, weights included; 0: what the device has for this process, without a device "
+             "of its "
+             "own no limit"},
     {.name = "spin-us",
      .kind = OPTION_U32,
      .maximum = 1000,
@@ -195,6 +197,9 @@ static int load(struct app *app, const struct options *options, const struct ker
         return -EINVAL;
     int r = network_load(app->with.ops, app->with.backend, app->model, show_progress, NULL, &app->network, error,
                          sizeof(error));
+    if (r == -ENOMEM && main_backend_capacity(&app->with) != 0)
+        snprintf(error, sizeof(error), "they do not fit into the %.1f MiB that the device has for this process",
+                 (double)main_backend_capacity(&app->with) / 1048576);
     if (r < 0)
         return fail("weights", error[0] != '\0' ? error : strerror(-r));
     main_backend_tell_split(&app->with);
@@ -266,7 +271,7 @@ static int start(struct app *app, const struct options *options, struct server_o
                    : app->with.n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? SPIN_US
                                                                : 0,
         .max_step_us = options_u32(options, "max-step-ms") * UINT64_C(1000),
-        .device_memory = options_bytes(options, "device-memory"),
+        .device_memory = main_backend_budget(&app->with, options_bytes(options, "device-memory")),
         .request_timeout_us = options_duration_ms(options, "request-timeout") * 1000,
         .recovery_timeout_us = options_duration_ms(options, "recovery-timeout") * 1000,
         .thread_setup = main_backend_setup_engine_thread,
@@ -293,6 +298,10 @@ static int start(struct app *app, const struct options *options, struct server_o
     if (r < 0)
         return fail("engine", strerror(-r));
     char budget[48] = "no limit", split[64];
+    if (engine.device_memory != 0 && engine_device_bytes(app->engine) >= engine.device_memory)
+        LOG_WARNING(
+            "no session has room on the device: weights and what is needed beside them take %.1f MiB of %.1f MiB",
+            (double)engine_device_bytes(app->engine) / 1048576, (double)engine.device_memory / 1048576);
     if (engine.device_memory != 0)
         snprintf(budget, sizeof(budget), "limit %.1f MiB", (double)engine.device_memory / 1048576);
     snprintf(server->achieved, sizeof(server->achieved),

@@ -8,6 +8,8 @@
 #include "common/log.h"
 #include "gpu-worker/choose_backend.h"
 
+#define MIB 1048576.0
+
 enum {
     POOL_SPIN_US = 10, /* bridges what one thread does between the products of a layer, not an answer of a store */
 };
@@ -154,6 +156,24 @@ void main_backend_tell_split(struct main_backend *with)
     if (nodes_memory_refused(with->nodes) == -EPERM)
         LOG_WARNING("memory of weights is not bound to nodes: its pages come from where the threads "
                     "run; " TOPOLOGY_BINDING_HELP);
+}
+
+uint64_t main_backend_capacity(const struct main_backend *with)
+{
+    return with->ops->capacity != NULL ? with->ops->capacity(with->backend) : 0;
+}
+
+uint64_t main_backend_budget(const struct main_backend *with, uint64_t asked)
+{
+    const uint64_t capacity = main_backend_capacity(with);
+    if (capacity == 0 || (asked != 0 && asked <= capacity))
+        return asked;
+    if (asked != 0)
+        LOG_WARNING(
+            "--device-memory: %.1f MiB are more than the %.1f MiB that the device has for this process, which are "
+            "the limit",
+            (double)asked / MIB, (double)capacity / MIB);
+    return capacity;
 }
 
 const char *main_backend_split(const struct main_backend *with, char *text, size_t text_size)

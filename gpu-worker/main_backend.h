@@ -37,6 +37,12 @@ void main_backend_release_thread(const struct main_backend *with);
 /* When all weights are there: logs where they lie, if they are split. */
 void main_backend_tell_split(struct main_backend *with);
 
+/* Bytes that may be used of the device: `asked` (0: all that it has for us), at most what it has, which is logged; 0: no limit
+ * is known. */
+uint64_t main_backend_budget(const struct main_backend *with, uint64_t asked);
+/* Bytes that the device had for us when it was opened; 0: not known. */
+uint64_t main_backend_capacity(const struct main_backend *with);
+
 /* " split over 2 nodes (100 % local)"; "": they are not. Returns text. */
 const char *main_backend_split(const struct main_backend *with, char *text, size_t text_size);
 /* "threads bound to nodes", "not bound" */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu-worker/backend/cuda/cuda_device.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "gpu-worker/model/dequantize.h"
 
@@ -137,33 +138,39 @@ static struct backend *cuda_close(struct backend *backend)
     return NULL;
 }
 
-static int open_device(struct backend *backend)
+static int open_device(struct backend *backend, const struct backend_options *options, char *error, size_t error_size)
 {
-    int count = 0;
-    size_t total;
-    if (cuda_commands_failed(backend, "cudaGetDeviceCount", cudaGetDeviceCount(&count)) ||
-        cuda_commands_failed(backend, "cudaSetDevice", cudaSetDevice(backend->device)) ||
-        cuda_commands_failed(backend, "cudaMemGetInfo", cudaMemGetInfo(&backend->capacity, &total)) ||
-        cuda_commands_failed(backend, "cudaStreamCreateWithFlags",
-                             cudaStreamCreateWithFlags(&backend->stream, cudaStreamNonBlocking)))
-        return backend->error == -ENOMEM ? -ENOMEM : -ENODEV;
+    struct cuda_device device;
+    char described[sizeof backend->description - sizeof "cuda, "];
+    int r = cuda_device_open(options, &device, error, error_size);
+    if (r < 0)
+        return r;
+    backend->device = device.number;
+    backend->capacity = cuda_device_capacity(&device);
+    snprintf(backend->description, sizeof backend->description, "cuda, %s",
+             cuda_device_describe(&device, described, sizeof described));
+    r = cuda_commands_failed(backend, "cudaStreamCreateWithFlags",
+                             cudaStreamCreateWithFlags(&backend->stream, cudaStreamNonBlocking))
+            ? backend->error
+            : 0;
     backend->queue.stream = backend->stream;
-    snprintf(backend->description, sizeof backend->description, "cuda");
-    return cuda_commands_new(backend);
+    if (r == 0)
+        r = cuda_commands_new(backend);
+    if (r < 0)
+        snprintf(error, error_size, "%s", backend->error_sentence[0] ? backend->error_sentence : strerror(-r));
+    return r;
 }
 
 static int cuda_open(const struct backend_options *options, struct backend **ret_backend, char *error,
                      size_t error_size)
 {
-    (void)options;
     struct backend *backend = calloc(1, sizeof *backend);
     if (backend == NULL) {
         snprintf(error, error_size, "no memory for the cuda back end");
         return -ENOMEM;
     }
-    int r = open_device(backend);
+    int r = open_device(backend, options, error, error_size);
     if (r < 0) {
-        snprintf(error, error_size, "%s", backend->error_sentence);
         cuda_close(backend);
         return r;
     }
@@ -507,6 +514,7 @@ static const struct backend_device_ops device_ops = {
 const struct backend_ops backend_cuda = {
     .name = "cuda",
     .open = cuda_open,
+    .locate = cuda_device_locate,
     .close = cuda_close,
     .describe = cuda_describe,
     .alloc = cuda_alloc,
