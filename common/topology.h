@@ -49,6 +49,17 @@ int topology_find(const struct topology *topology, uint32_t os_index, uint32_t *
  * those with memory. Returns how many there are and writes the first `capacity` of them. */
 uint32_t topology_store_nodes(const struct topology *topology, uint32_t *ret_indices, uint32_t capacity);
 
+/*
+ * The node that a PCI device ("0000:65:00.0") is attached to, as the kernel tells. -EINVAL: no such address; -ENODEV: no such
+ * device; -ENODATA: the machine has several nodes and does not tell; -EACCES: none of those that this process may use.
+ * (topology_pci.c)
+ */
+int topology_node_of_pci(const struct topology *topology, const char *address, uint32_t *ret_index);
+
+/* The same of another folder than /sys/bus/pci/devices. */
+int topology_node_of_pci_in(const struct topology *topology, const char *folder, const char *address,
+                            uint32_t *ret_index);
+
 /* Writes the kernel's numbers, "0, 1, 8". Returns text. */
 const char *topology_list(const struct topology *topology, char *text, size_t text_size);
 

@@ -49,6 +49,39 @@ static void read_topology(struct main_backend *with)
     with->n_cpus = r == 0 ? topology_n_allowed_cpus(with->topology) : 1;
 }
 
+/*
+ * Binds this thread, and so all that it starts from now on, to the cpus of the device's node: what they touch first, pinned
+ * memory too, comes from there.
+ */
+static void go_near(struct main_backend *with, const char *pci)
+{
+    struct topology_node node;
+    uint32_t index;
+    int r = with->topology != NULL ? topology_node_of_pci(with->topology, pci, &index) : -ENODATA;
+    if (r < 0 || topology_node(with->topology, index, &node) < 0) {
+        snprintf(with->near, sizeof(with->near), "device's node %s: not bound",
+                 r == -EACCES ? "not among those allowed" : "unknown");
+        return;
+    }
+    r = topology_bind_thread(with->topology, index);
+    if (r == 0) {
+        with->n_cpus = node.n_cpus;
+        snprintf(with->near, sizeof(with->near), "near its device: node %u, %u cpu%s", node.os_index, node.n_cpus,
+                 node.n_cpus == 1 ? "" : "s");
+    } else if (r == -ENODATA)
+        snprintf(with->near, sizeof(with->near), "no cpu of the device's node %u allowed: not bound", node.os_index);
+    else
+        snprintf(with->near, sizeof(with->near), "device's node %u: not bound (%s)", node.os_index, strerror(-r));
+}
+
+static void leave(struct main_backend *with)
+{
+    with->near[0] = '\0';
+    with->n_cpus = with->topology != NULL ? topology_n_allowed_cpus(with->topology) : 1;
+    if (with->topology != NULL)
+        (void)topology_release_thread(with->topology);
+}
+
 /* Threads by node and a pool of them; this thread is its first until the engine has one. */
 static int start_threads(struct main_backend *with, const struct options *options)
 {
@@ -117,11 +150,14 @@ int main_backend_open(struct main_backend *with, const struct options *options, 
     if (choose_backend(name, &of_backend, backend_find, &choice, error, sizeof(error)) < 0)
         return fail(what, error);
     read_topology(with);
+    if (choice.ops->locate != NULL)
+        go_near(with, choice.pci);
     int r = open_chosen(with, options, &of_backend, choice.ops, error, sizeof(error));
     if (r < 0 && error[0] != '\0' && choice.is_automatic && choice.ops != &backend_cpu) {
         choice.is_second_best = true;
         snprintf(choice.sentence, sizeof(choice.sentence), "cpu: %.250s", error);
         error[0] = '\0';
+        leave(with);
         r = open_chosen(with, options, &of_backend, &backend_cpu, error, sizeof(error));
     }
     if (r < 0)
@@ -188,5 +224,7 @@ const char *main_backend_split(const struct main_backend *with, char *text, size
 
 const char *main_backend_place(const struct main_backend *with)
 {
+    if (with->near[0] != '\0')
+        return with->near;
     return with->nodes != NULL && nodes_threads_refused(with->nodes) == 0 ? "threads bound to nodes" : "not bound";
 }

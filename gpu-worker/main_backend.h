@@ -23,6 +23,7 @@ struct main_backend {
     int percent_local;         /* of split weights; -1: not known */
     struct pool *pool;
     uint32_t n_cpus; /* that our threads may run on */
+    char near[96];   /* "near its device: node 1, 16 cpus", "device's node unknown: not bound"; "": it has no device */
 };
 
 /* Of the options backend, gpu, index, threads, weights-by-node. What goes wrong is logged: negative errno. `with`: zeroed. */
@@ -45,5 +46,5 @@ uint64_t main_backend_capacity(const struct main_backend *with);
 
 /* " split over 2 nodes (100 % local)"; "": they are not. Returns text. */
 const char *main_backend_split(const struct main_backend *with, char *text, size_t text_size);
-/* "threads bound to nodes", "not bound" */
+/* Where threads are: near, or "threads bound to nodes", "not bound". */
 const char *main_backend_place(const struct main_backend *with);
