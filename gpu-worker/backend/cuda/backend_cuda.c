@@ -6,8 +6,11 @@
 #include <string.h>
 
 #include "gpu-worker/backend/cuda/cuda_device.h"
+#include "gpu-worker/backend/cuda/cuda_host.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "gpu-worker/model/dequantize.h"
+
+enum { SMALL_COPY_BYTES = 64u << 10 };
 
 struct cuda_allocation {
     void *memory;
@@ -128,6 +131,7 @@ static struct backend *cuda_close(struct backend *backend)
     if (backend == NULL)
         return NULL;
     cuda_commands_free(backend);
+    cuda_host_free(backend);
     backend_cuda_free(backend, backend->rope_frequencies);
     assert(backend->n_allocations == 0);
     if (backend->stream != NULL)
@@ -154,6 +158,8 @@ static int open_device(struct backend *backend, const struct backend_options *op
             ? backend->error
             : 0;
     backend->queue.stream = backend->stream;
+    if (r == 0)
+        r = cuda_host_new(backend);
     if (r == 0)
         r = cuda_commands_new(backend);
     if (r < 0)
@@ -490,24 +496,53 @@ static void to_device(struct backend *backend, void *device, const void *host, s
         CUDA_COMMAND(backend, "copy to the device", launch_on_device, a);
 }
 
+struct copies_arguments {
+    const struct cuda_copy_item *items;
+    size_t n_items, most_bytes;
+};
+
+static cudaError_t launch_copies(struct backend *backend, const void *arguments)
+{
+    const struct copies_arguments *a = arguments;
+    return cuda_copy(&backend->queue, a->items, (uint32_t)a->n_items, a->most_bytes);
+}
+
+/* Small ones in one launch, which a large one would make a grid for: that is a copy of its own. */
 static void copy(struct backend *backend, const struct backend_copy *copies, uint32_t n_copies)
 {
+    struct copies_arguments all = {0};
+    void *staged;
+    all.items = cuda_commands_stage(backend, n_copies * sizeof *all.items, &staged);
+    if (all.items == NULL)
+        return;
+    struct cuda_copy_item *items = staged;
     for (uint32_t i = 0; i < n_copies; i++) {
         const struct copy_arguments a = {copies[i].to, copies[i].from, copies[i].n_bytes};
-        if (a.n_bytes > 0)
+        if (a.n_bytes > SMALL_COPY_BYTES) {
             CUDA_COMMAND(backend, "copy on the device", launch_on_device, a);
+            continue;
+        }
+        items[all.n_items++] = (struct cuda_copy_item){a.to, a.from, a.n_bytes};
+        all.most_bytes = a.n_bytes > all.most_bytes ? a.n_bytes : all.most_bytes;
     }
+    if (all.most_bytes > 0)
+        CUDA_COMMAND(backend, "copies on the device", launch_copies, all);
 }
 
 /* ---- the table ---- */
 
 static const struct backend_device_ops device_ops = {
     .use = use,
+    .host_alloc = cuda_host_take,
+    .host_free = cuda_host_give_back,
+    .show = cuda_host_show,
+    .hide = cuda_host_hide,
     .to_device = to_device,
     .to_host = to_host,
     .part = cuda_commands_part,
     .finish = cuda_commands_finish,
     .error = error_sentence,
+    .merge = cuda_host_merge,
     .wait = cuda_commands_wait,
 };
 

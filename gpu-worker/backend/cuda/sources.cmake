@@ -23,4 +23,5 @@ set(cuda_sources
 # The back end's table, in C, for the same two.
 set(cuda_backend_sources
     backend_cuda.c
-    cuda_commands.c)
+    cuda_commands.c
+    cuda_host.c)

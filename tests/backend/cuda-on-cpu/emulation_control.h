@@ -14,6 +14,9 @@ void emulation_set_seed(uint64_t seed);
 /* Bytes of device memory from now on; cudaMalloc() fails beyond. 8 GiB at start. */
 void emulation_set_device_bytes(size_t n_bytes);
 
+/* Bytes of host memory that cudaHostRegister() takes in all, from now on; without limit at start. */
+void emulation_set_registered_bytes(size_t n_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -39,11 +39,17 @@ struct CUevent_st {
 static std::map<uintptr_t, struct range> ranges; /* by address: device memory, and host memory the device may touch */
 static std::map<const void *, size_t> shared_limits;
 static size_t device_bytes = (size_t)8 << 30, used_bytes;
+static size_t most_registered_bytes = SIZE_MAX, registered_bytes;
 static cudaError_t last_error;
 
 extern "C" void emulation_set_device_bytes(size_t n_bytes)
 {
     device_bytes = n_bytes;
+}
+
+extern "C" void emulation_set_registered_bytes(size_t n_bytes)
+{
+    most_registered_bytes = n_bytes;
 }
 
 void emulation_set_error(cudaError_t error)
@@ -278,18 +284,42 @@ cudaError_t cudaFreeHost(void *memory)
     return error;
 }
 
+/* Do any of these bytes lie in a range that there is? */
+static bool is_known(const void *memory, size_t n_bytes)
+{
+    const auto after = ranges.lower_bound((uintptr_t)memory + n_bytes);
+    return after != ranges.begin() && std::prev(after)->first + std::prev(after)->second.n_bytes > (uintptr_t)memory;
+}
+
 cudaError_t cudaHostRegister(void *memory, size_t n_bytes, unsigned int flags)
 {
     (void)flags;
-    if (!memory || !n_bytes || find_range(memory))
+    if (!memory || !n_bytes || is_known(memory, n_bytes))
         return failed(cudaErrorInvalidValue);
+    if (n_bytes > most_registered_bytes || registered_bytes > most_registered_bytes - n_bytes)
+        return failed(cudaErrorMemoryAllocation);
+    registered_bytes += n_bytes;
     ranges[(uintptr_t)memory] = {n_bytes, HOST, false};
     return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void *memory)
 {
-    return forget_host(memory, false);
+    const auto found = ranges.find((uintptr_t)memory);
+    const size_t n_bytes = found == ranges.end() ? 0 : found->second.n_bytes;
+    const cudaError_t error = forget_host(memory, false);
+    if (!error)
+        registered_bytes -= n_bytes;
+    return error;
+}
+
+cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned int flags)
+{
+    const struct range *range = find_range(memory);
+    if (!range || range->kind != HOST || flags)
+        return failed(cudaErrorInvalidValue);
+    *device = memory;
+    return cudaSuccess;
 }
 
 /* A range of device memory must hold all bytes; host memory must not be the device's. */
@@ -305,6 +335,16 @@ static void check_range(const void *memory, size_t n_bytes, bool on_device, cons
         emulation_fail("%zu bytes go beyond the %s", n_bytes, what);
 }
 
+/* Host memory that the driver knows a part of: it refuses to copy that. */
+static bool is_shared_out(const void *memory, size_t n_bytes)
+{
+    if (!is_known(memory, n_bytes))
+        return false;
+    const auto range = std::prev(ranges.lower_bound((uintptr_t)memory + n_bytes));
+    return range->second.kind == HOST &&
+           ((uintptr_t)memory < range->first || (uintptr_t)memory + n_bytes > range->first + range->second.n_bytes);
+}
+
 void emulation_check_device(const void *memory, size_t n_bytes, const char *what)
 {
     check_range(memory, n_bytes, true, what);
@@ -314,6 +354,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemc
 {
     if (!n_bytes)
         return cudaSuccess;
+    if (is_shared_out(to, n_bytes) || is_shared_out(from, n_bytes))
+        return failed(cudaErrorInvalidValue);
     if (kind != cudaMemcpyDefault) {
         check_range(to, n_bytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
                     "target of a copy");
@@ -360,6 +402,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    (void)stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     (void)stream;
     return cudaSuccess;

@@ -41,9 +41,11 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 
-#define cudaStreamNonBlocking   0x01
-#define cudaEventDisableTiming  0x02
-#define cudaHostRegisterDefault 0x00
+#define cudaStreamNonBlocking    0x01
+#define cudaEventDisableTiming   0x02
+#define cudaHostRegisterDefault  0x00
+#define cudaHostRegisterPortable 0x01
+#define cudaHostRegisterMapped   0x02
 
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
@@ -61,6 +63,7 @@ cudaError_t cudaMallocHost(void **memory, size_t n_bytes);
 cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaHostRegister(void *memory, size_t n_bytes, unsigned int flags);
 cudaError_t cudaHostUnregister(void *memory);
+cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned int flags);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemset(void *memory, int value, size_t n_bytes);
@@ -69,6 +72,7 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t n_bytes, cudaStream_
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
