@@ -19,6 +19,33 @@ static void warn(struct engine *engine, const char *what, uint32_t store, int er
     engine_tell(engine, event);
 }
 
+/* ---- the device ---- */
+
+const char *engine_device_sentence(const struct engine *engine, int r)
+{
+    const struct backend_device_ops *device = engine->network->ops->device;
+    bool is_its = device != NULL && (r == -EIO || r == -ENOMEM || r == -ENODEV);
+    const char *sentence = is_its ? device->error(engine->network->backend) : "";
+    return sentence[0] != '\0' ? sentence : strerror(-r);
+}
+
+int engine_device_check(struct engine *engine, int r)
+{
+    if (r != -ENODEV || engine->has_lost_device || engine->network->ops->device == NULL)
+        return r;
+    engine->has_lost_device = true;
+    struct engine_event *event = engine_new_event(engine, ENGINE_DEVICE_LOST, NULL);
+    if (event != NULL)
+        event->text = strdup(engine_device_sentence(engine, r));
+    engine_tell(engine, event);
+    return r;
+}
+
+int engine_device_wait(struct engine *engine)
+{
+    return engine_device_check(engine, backend_wait(engine->network->ops, engine->network->backend));
+}
+
 /* ---- runs ---- */
 
 static void remove_run(struct engine *engine, struct run *run)
@@ -279,7 +306,7 @@ static int attend_to_runs(struct engine *engine)
         if (run->error == 0 && !run->is_prepared && !is_full) {
             int r = engine_prepare(engine, run);
             is_full = r == -EDQUOT;
-            if (r == -ECONNRESET)
+            if (r == -ECONNRESET || r == -ENODEV)
                 return r;
             if (r == 0)
                 run->is_prepared = true;
@@ -304,7 +331,10 @@ static void *engine_main(void *context)
     if (engine->options.thread_setup != NULL)
         engine->options.thread_setup(engine->options.thread_context);
     kernels_thread_setup();
-    while (!engine->quit) {
+    if (engine->network->ops->device != NULL)
+        engine_device_check(engine, engine->network->ops->device->use(engine->network->backend));
+    /* without its device there is nothing that it can do; clients' requests are carried out by who comes after it */
+    while (!engine->quit && !engine->has_lost_device) {
         int r = control(engine);
         if (r == 0) {
             work(engine);
@@ -400,11 +430,15 @@ int engine_new(const struct engine_options *options, struct network *network, co
         .control = control,
         .engine = engine,
     };
-    engine->fetch_rows = malloc((size_t)rows.n_layers * rows.n_kv_heads * layout_head_rows_bytes(&rows));
+    size_t block_bytes = (size_t)rows.n_layers * rows.n_kv_heads * layout_head_rows_bytes(&rows);
+    engine->fetch_rows = malloc(block_bytes);
+    engine->device_rows =
+        network->ops->device == NULL ? engine->fetch_rows : network->ops->alloc(network->backend, block_bytes);
     engine->candidates = calloc(shape->n_vocab, sizeof(*engine->candidates));
     engine->raw_logits = calloc(shape->n_vocab, sizeof(*engine->raw_logits));
     int r = engine->wake_fd < 0 || engine->event_fd < 0 ? -EMFILE : 0;
-    if (r == 0 && (engine->fetch_rows == NULL || engine->candidates == NULL || engine->raw_logits == NULL))
+    if (r == 0 && (engine->fetch_rows == NULL || engine->device_rows == NULL || engine->candidates == NULL ||
+                   engine->raw_logits == NULL))
         r = -ENOMEM;
     if (r == 0)
         r = step_new(network, kernels, &engine->stores, &engine->link, pool, options->transport, &limits,
@@ -454,6 +488,8 @@ struct engine *engine_free(struct engine *engine)
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     pthread_mutex_destroy(&engine->lock);
+    if (engine->device_rows != NULL && engine->device_rows != engine->fetch_rows)
+        engine->network->ops->free(engine->network->backend, engine->device_rows);
     free(engine->fetch_rows);
     free(engine->candidates);
     free(engine->raw_logits);

@@ -60,6 +60,7 @@ enum engine_event_kind {
     ENGINE_JOB_DONE,     /* text */
     ENGINE_RING_USED,    /* work = sequence, error */
     ENGINE_WARNING,      /* text: a line for the log */
+    ENGINE_DEVICE_LOST,  /* text: why; the process has to end, another one can take its place */
 };
 
 /* A session's counts as they are told: sums of what session.h has. */

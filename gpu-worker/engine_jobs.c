@@ -118,6 +118,8 @@ void engine_job_advance(struct engine *engine)
     job->owed_us = 0;
     job->slice_us = clock_now_us() - start;
     atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    if (engine_device_check(engine, r) == -ENODEV)
+        return;
     if (r >= 0)
         tell_progress(engine, &report);
     if (r > 0)

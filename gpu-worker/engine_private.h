@@ -31,7 +31,9 @@ struct engine {
     struct job_tools tools;
     struct engine_job job;
     uint64_t n_uses;                      /* sessions are marked with it */
-    uint8_t *fetch_rows;                  /* one block: [layer][kv_head][64] rows */
+    uint8_t *fetch_rows;                  /* one block: [layer][kv_head][64] rows; the host's */
+    uint8_t *device_rows;                 /* the same on the device, the very same where its memory is the host's */
+    bool has_lost_device;                 /* nothing works any more: it was told */
     struct sampler_candidate *candidates; /* [n_vocab] */
     float *raw_logits;                    /* [n_vocab] */
     uint32_t epoch;
@@ -55,6 +57,13 @@ struct engine {
     _Atomic bool busy;
     _Atomic(const char *) phase;
 };
+
+/* engine.c: until the device has done what was asked for. -ENOMEM, -EIO; -ENODEV: as engine_device_check(). */
+int engine_device_wait(struct engine *engine);
+/* Returns r, which may have come from the device. -ENODEV: it is lost, which is told once; the thread ends soon. */
+int engine_device_check(struct engine *engine, int r);
+/* What an error means that may have come from the device. */
+const char *engine_device_sentence(const struct engine *engine, int r);
 
 /* engine_queue.c */
 

@@ -68,7 +68,7 @@ int engine_profile(struct engine *engine, struct run *run)
     };
     const char *phase = engine_phase(engine);
     atomic_store_explicit(&engine->phase, "profiling heads", memory_order_relaxed);
-    r = profile_rows_run(&rows, profile);
+    r = engine_device_check(engine, profile_rows_run(&rows, profile));
     atomic_store_explicit(&engine->phase, phase, memory_order_relaxed);
     if (r < 0) {
         fastgen_profile_free(profile);

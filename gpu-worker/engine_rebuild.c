@@ -160,16 +160,13 @@ static void put_exact(struct engine *engine, struct session *session, uint32_t b
                       uint32_t n_fetched)
 {
     const struct row_shape *shape = &engine->stores.shape;
-    size_t row = layout_row_bytes(shape);
-    uint8_t rows[shape->n_kv_heads * row];
+    size_t row = layout_row_bytes(shape), layer_bytes = shape->n_kv_heads * head_bytes(shape, n_fetched);
+    if (engine->device_rows != engine->fetch_rows)
+        engine->network->ops->device->to_device(engine->network->backend, engine->device_rows, engine->fetch_rows,
+                                                shape->n_layers * layer_bytes);
     for (uint32_t layer = 0; layer < shape->n_layers; layer++)
-        for (uint32_t token = 0; token < n_tokens; token++) {
-            for (uint32_t head = 0; head < shape->n_kv_heads; head++)
-                memcpy(rows + head * row,
-                       engine->fetch_rows + (((size_t)layer * shape->n_kv_heads + head) * n_fetched + token) * row,
-                       row);
-            session_put_rows(session, layer, block * LAYOUT_BLOCK_TOKENS + token, rows);
-        }
+        session_put_rows(session, layer, block * LAYOUT_BLOCK_TOKENS, n_tokens,
+                         engine->device_rows + layer * layer_bytes, row, head_bytes(shape, n_fetched));
 }
 
 int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows)
@@ -195,5 +192,5 @@ int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows)
             put_exact(engine, session, block, !in_window && n > LAYOUT_N_SINKS ? LAYOUT_N_SINKS : n, n);
     }
     session->n_rows = session->n_touched = n_rows;
-    return 0;
+    return engine_device_wait(engine);
 }

@@ -53,6 +53,8 @@ static void add_decode(struct engine *engine, struct run *run, struct budget *bu
     int r = engine_profile(engine, run);
     if (r == 0)
         r = engine_add_keys(engine, run, run->position);
+    if (r == -ENODEV)
+        return;
     if (r < 0) {
         run_fail(run, r,
                  r == -ENOMEM ? "no memory on the device for the session's keys"
@@ -192,7 +194,7 @@ int engine_step(struct engine *engine)
         return 0;
     uint64_t start = clock_now_us();
     int r = step_run(step, on_journaled, engine);
-    if (r == -ECONNRESET)
+    if (r == -ECONNRESET || engine_device_check(engine, r) == -ENODEV)
         return r;
     uint64_t step_us = clock_now_us() - start;
     if (r == 0)
@@ -200,7 +202,7 @@ int engine_step(struct engine *engine)
     for (uint32_t i = 0; i < step->n_rows; i++) {
         if (r < 0)
             run_fail(step->rows[i].run, r, "%s",
-                     r == -ETIMEDOUT ? "a value-store did not come back in time" : strerror(-r));
+                     r == -ETIMEDOUT ? "a value-store did not come back in time" : engine_device_sentence(engine, r));
         take_row(engine, i, step_us);
     }
     for (uint32_t i = 0; i < step->n_commits && r < 0; i++)

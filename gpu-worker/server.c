@@ -60,7 +60,10 @@ static void take_events(struct server *server)
     while ((event = engine_event(server->engine)) != NULL) {
         if (event->kind == ENGINE_WARNING)
             LOG_WARNING("%s", event->text == NULL ? "out of memory" : event->text);
-        else if (event->epoch == server->epoch && server->is_welcome) {
+        else if (event->kind == ENGINE_DEVICE_LOST) {
+            LOG_ERROR("the device is lost: %s", event->text == NULL ? "out of memory" : event->text);
+            server->has_lost_device = true;
+        } else if (event->epoch == server->epoch && server->is_welcome) {
             if (event->kind == ENGINE_EXCHANGE)
                 server_control_exchange(server, event);
             else if (event->kind == ENGINE_RING_USED)
@@ -134,6 +137,8 @@ int server_run(const struct server_options *options, struct engine *engine, stru
             r = poll_once(&server, signal_fd, server.is_welcome ? heartbeat_us : connect_us);
         if (server.is_refused)
             r = -EPERM;
+        if (server.has_lost_device)
+            r = -ENODEV;
     }
     server.is_leaving = true;
     disconnect(&server);

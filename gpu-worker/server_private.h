@@ -18,6 +18,7 @@ struct server {
     int peer_fd; /* -1: no coordinator */
     bool is_welcome;
     bool is_refused;
+    bool has_lost_device;
     bool is_leaving;     /* it is us who hang up */
     bool is_stuck;       /* a reply did not go out: the connection is given up */
     struct socket *work; /* DEALER */

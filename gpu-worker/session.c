@@ -50,6 +50,14 @@ static void key_free(void *context, void *memory, size_t n_bytes)
     session->ops->free(session->backend, memory);
 }
 
+static void key_quantize(void *context, const struct key_quantizer *quantizer, const struct key_cache_tile *tiles,
+                         uint32_t n_tiles)
+{
+    const struct session *session = context;
+    session->ops->device->quantize(session->backend, quantizer, (enum kernels_rows)session->shape.codec, tiles,
+                                   n_tiles);
+}
+
 int session_new(uint64_t id, const struct row_shape *shape, const struct policy *policy, uint32_t exact_tokens,
                 const struct backend_ops *ops, struct backend *backend, struct session **ret_session)
 {
@@ -85,7 +93,10 @@ struct session *session_free(struct session *session)
 
 static int new_keys(struct session *session, const struct key_quantizer *quantizer, const bool *absent)
 {
-    const struct key_cache_memory memory = {.alloc = key_alloc, .free = key_free, .context = session};
+    const struct key_cache_memory memory = {.alloc = key_alloc,
+                                            .free = key_free,
+                                            .quantize = session->ops->device == NULL ? NULL : key_quantize,
+                                            .context = session};
     struct key_cache *keys;
     int r = key_cache_new(quantizer, &session->shape, absent, &memory, &keys);
     if (r < 0)
@@ -144,6 +155,27 @@ static size_t window_row(uint32_t position, uint32_t n_window_blocks)
     return LAYOUT_N_SINKS + slot * LAYOUT_BLOCK_TOKENS + position % LAYOUT_BLOCK_TOKENS;
 }
 
+/* Copies that are asked for together. */
+struct copies {
+    const struct session *session;
+    uint32_t n;
+    struct backend_copy all[256];
+};
+
+static void copies_flush(struct copies *copies)
+{
+    if (copies->n > 0)
+        copies->session->ops->copy(copies->session->backend, copies->all, copies->n);
+    copies->n = 0;
+}
+
+static void copies_add(struct copies *copies, void *to, const void *from, size_t n_bytes)
+{
+    if (copies->n == sizeof(copies->all) / sizeof(copies->all[0]))
+        copies_flush(copies);
+    copies->all[copies->n++] = (struct backend_copy){to, from, n_bytes};
+}
+
 /* Copies the sinks and the last blocks that both windows have room for. */
 static void move_rows(const struct session *session, uint8_t *to, uint32_t n_window_blocks)
 {
@@ -152,14 +184,16 @@ static void move_rows(const struct session *session, uint8_t *to, uint32_t n_win
     uint32_t n_blocks = (session->n_rows + LAYOUT_BLOCK_TOKENS - 1) / LAYOUT_BLOCK_TOKENS;
     uint32_t n_kept = n_window_blocks < session->n_window_blocks ? n_window_blocks : session->n_window_blocks;
     uint32_t first = n_blocks > n_kept ? n_blocks - n_kept : 0;
+    struct copies copies = {.session = session};
     for (uint32_t head = 0; head < shape->n_layers * shape->n_kv_heads; head++) {
         const uint8_t *old = head_rows(session, session->exact, session->n_window_blocks, head);
         uint8_t *new = head_rows(session, to, n_window_blocks, head);
-        memcpy(new, old, LAYOUT_N_SINKS * row);
+        copies_add(&copies, new, old, LAYOUT_N_SINKS * row);
         for (uint32_t block = first; block < n_blocks; block++)
-            memcpy(new + window_row(block * LAYOUT_BLOCK_TOKENS, n_window_blocks) * row,
-                   old + window_row(block * LAYOUT_BLOCK_TOKENS, session->n_window_blocks) * row, block_bytes);
+            copies_add(&copies, new + window_row(block * LAYOUT_BLOCK_TOKENS, n_window_blocks) * row,
+                       old + window_row(block * LAYOUT_BLOCK_TOKENS, session->n_window_blocks) * row, block_bytes);
     }
+    copies_flush(&copies);
 }
 
 int session_reserve(struct session *session, uint32_t n_window_blocks, uint32_t n_old_blocks)
@@ -198,17 +232,22 @@ bool session_goes_on(const struct session *session, uint32_t position)
     return (end - 1) / LAYOUT_BLOCK_TOKENS - first_block < session->n_window_blocks;
 }
 
-void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const void *rows)
+void session_put_rows(struct session *session, uint32_t layer, uint32_t first, uint32_t n, const void *rows,
+                      size_t token_bytes, size_t head_bytes)
 {
     size_t row = layout_row_bytes(&session->shape);
+    struct copies copies = {.session = session};
     for (uint32_t head = 0; head < session->shape.n_kv_heads; head++) {
-        const uint8_t *from = (const uint8_t *)rows + head * row;
         uint8_t *to =
             head_rows(session, session->exact, session->n_window_blocks, layer * session->shape.n_kv_heads + head);
-        memcpy(to + window_row(position, session->n_window_blocks) * row, from, row);
-        if (position < LAYOUT_N_SINKS)
-            memcpy(to + position * row, from, row);
+        for (uint32_t i = 0; i < n; i++) {
+            const uint8_t *from = (const uint8_t *)rows + i * token_bytes + head * head_bytes;
+            copies_add(&copies, to + window_row(first + i, session->n_window_blocks) * row, from, row);
+            if (first + i < LAYOUT_N_SINKS)
+                copies_add(&copies, to + (first + i) * row, from, row);
+        }
     }
+    copies_flush(&copies);
 }
 
 uint32_t session_max_pieces(const struct session *session)

@@ -76,8 +76,12 @@ bool session_keeps(const struct session *session, uint32_t position, uint32_t la
  */
 bool session_goes_on(const struct session *session, uint32_t position);
 
-/* Takes the rows [kv_head] of one position and layer; positions come in order. */
-void session_put_rows(struct session *session, uint32_t layer, uint32_t position, const void *rows);
+/*
+ * Takes rows (device memory) of positions [first, first + n) in one layer; positions come in order. That of (position, KV head) is
+ * at rows + (position - first) * token_bytes + kv_head * head_bytes.
+ */
+void session_put_rows(struct session *session, uint32_t layer, uint32_t first, uint32_t n, const void *rows,
+                      size_t token_bytes, size_t head_bytes);
 
 /* Most pieces of an exact set. */
 uint32_t session_max_pieces(const struct session *session);

@@ -38,6 +38,13 @@ uint8_t *step_row_bytes(const struct step *step, const struct step_half *half, u
     return step->deferred_rows + index * step_token_bytes(step);
 }
 
+const uint8_t *step_host_row_bytes(const struct step *step, const struct step_half *half, uint32_t layer, uint32_t row)
+{
+    const uint8_t *device = half->is_deferred ? step->deferred_rows : step->row_bytes;
+    const uint8_t *host = half->is_deferred ? step->host_deferred_rows : step->host_row_bytes;
+    return host + (step_row_bytes(step, half, layer, row) - device);
+}
+
 int step_make_room(struct step *step, size_t n_pieces)
 {
     if (n_pieces <= step->pieces_size)
@@ -59,24 +66,20 @@ struct step *step_free(struct step *step)
     if (step == NULL)
         return NULL;
     const struct backend_ops *ops = step->network->ops;
-    void *const device[] = {step->x,
-                            step->h,
-                            step->q,
-                            step->attention,
-                            step->k,
-                            step->v,
-                            step->gate,
-                            step->up,
-                            step->row_bytes,
-                            step->deferred_rows,
-                            step->logits,
-                            step->exact_partials,
-                            step->tile_q,
-                            step->tile_partials,
-                            step->direct_partials};
+    void *const device[] = {step->x,         step->h,
+                            step->q,         step->attention,
+                            step->k,         step->v,
+                            step->gate,      step->up,
+                            step->row_bytes, step->deferred_rows,
+                            step->logits,    step->exact_partials,
+                            step->tile_q,    step->tile_partials};
+    void *const host[] = {step->host_q, step->host_row_bytes, step->host_deferred_rows, step->host_logits};
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         if (device[i] != NULL)
             ops->free(step->network->backend, device[i]);
+    for (size_t i = 0; ops->device != NULL && i < sizeof(host) / sizeof(host[0]); i++)
+        step_host_free(step, host[i]);
+    step_host_free(step, step->direct_partials);
     for (uint32_t h = 0; h < STEP_MAX_HALVES; h++) {
         struct step_call *calls = step->halves[h].calls;
         for (uint32_t i = 0; calls != NULL && i < STORES_MAX; i++) {
@@ -92,11 +95,28 @@ struct step *step_free(struct step *step)
     free(step->commits);
     free(step->pieces);
     free(step->items);
+    free(step->merges);
     free(step->ids);
     free(step->positions);
     free(step->lane_partials);
     free(step);
     return NULL;
+}
+
+void *step_host_alloc(const struct step *step, size_t n_bytes)
+{
+    const struct backend_ops *ops = step->network->ops;
+    return ops->device == NULL ? ops->alloc(step->network->backend, n_bytes)
+                               : ops->device->host_alloc(step->network->backend, n_bytes);
+}
+
+void step_host_free(const struct step *step, void *memory)
+{
+    const struct backend_ops *ops = step->network->ops;
+    if (memory != NULL && ops->device == NULL)
+        ops->free(step->network->backend, memory);
+    else if (memory != NULL)
+        ops->device->host_free(step->network->backend, memory);
 }
 
 static int allocate_device(struct step *step)
@@ -106,27 +126,28 @@ static int allocate_device(struct step *step)
     struct backend *backend = step->network->backend;
     size_t T = step->limits.max_rows, d = shape->head_dim, partial = KERNELS_PARTIAL_FLOATS(d);
     size_t tile = LAYOUT_BLOCK_TOKENS * (size_t)shape->n_heads; /* queries of a prefill tile, all KV heads */
+    if (ops->device != NULL)
+        tile = 0;
     const struct {
         void *memory; /* of a pointer */
         size_t n_bytes;
+        void *host; /* of a pointer to the host's copy, or NULL */
     } parts[] = {
-        {&step->x, T * shape->n_embd * 4},
-        {&step->h, T * shape->n_embd * 4},
-        {&step->q, T * shape->n_heads * d * 4},
-        {&step->attention, T * shape->n_heads * d * 4},
-        {&step->k, T * shape->n_kv_heads * d * 4},
-        {&step->v, T * shape->n_kv_heads * d * 4},
-        {&step->gate, T * shape->n_ff * 4},
-        {&step->up, T * shape->n_ff * 4},
-        {&step->row_bytes, T * step_token_bytes(step)},
-        {&step->deferred_rows, (size_t)shape->n_layers * step->limits.max_decode * step_token_bytes(step)},
-        {&step->logits, (size_t)step->limits.max_decode * shape->n_vocab * 4},
-        {&step->exact_partials, (size_t)step->limits.max_decode * shape->n_heads * partial * 4},
-        {&step->tile_q, tile * d * 4},
-        {&step->tile_partials, (1 + LAYOUT_N_LANES) * tile * partial * 4},
-        {&step->direct_partials, step->transport == TRANSPORT_DIRECT
-                                     ? (size_t)step->limits.max_decode * shape->n_heads * LAYOUT_N_LANES * partial * 4
-                                     : 0},
+        {&step->x, T * shape->n_embd * 4, NULL},
+        {&step->h, T * shape->n_embd * 4, NULL},
+        {&step->q, T * shape->n_heads * d * 4, &step->host_q},
+        {&step->attention, T * shape->n_heads * d * 4, NULL},
+        {&step->k, T * shape->n_kv_heads * d * 4, NULL},
+        {&step->v, T * shape->n_kv_heads * d * 4, NULL},
+        {&step->gate, T * shape->n_ff * 4, NULL},
+        {&step->up, T * shape->n_ff * 4, NULL},
+        {&step->row_bytes, T * step_token_bytes(step), &step->host_row_bytes},
+        {&step->deferred_rows, (size_t)shape->n_layers * step->limits.max_decode * step_token_bytes(step),
+         &step->host_deferred_rows},
+        {&step->logits, (size_t)step->limits.max_decode * shape->n_vocab * 4, &step->host_logits},
+        {&step->exact_partials, (size_t)step->limits.max_decode * shape->n_heads * partial * 4, NULL},
+        {&step->tile_q, tile * d * 4, NULL},
+        {&step->tile_partials, (1 + LAYOUT_N_LANES) * tile * partial * 4, NULL},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (parts[i].n_bytes == 0)
@@ -135,8 +156,19 @@ static int allocate_device(struct step *step)
         if (memory == NULL)
             return -ENOMEM;
         memcpy(parts[i].memory, &memory, sizeof(memory));
+        if (parts[i].host == NULL)
+            continue;
+        if (ops->device != NULL)
+            memory = step_host_alloc(step, parts[i].n_bytes);
+        if (memory == NULL)
+            return -ENOMEM;
+        memcpy(parts[i].host, &memory, sizeof(memory));
     }
-    return 0;
+    if (step->transport != TRANSPORT_DIRECT)
+        return 0;
+    size_t partials = (size_t)step->limits.max_decode * shape->n_heads * LAYOUT_N_LANES * partial;
+    step->direct_partials = step_host_alloc(step, partials * sizeof(float));
+    return step->direct_partials == NULL ? -ENOMEM : 0;
 }
 
 static int allocate_host(struct step *step)
@@ -149,13 +181,14 @@ static int allocate_host(struct step *step)
     step->positions = calloc(max_rows, sizeof(*step->positions));
     step->items = calloc(tile_items > decode_items ? tile_items : decode_items, sizeof(*step->items));
     step->lane_partials = calloc(max_decode * n_kv * LAYOUT_N_LANES, sizeof(*step->lane_partials));
+    step->merges = calloc(decode_items, sizeof(*step->merges));
     for (uint32_t h = 0; h < STEP_MAX_HALVES; h++) {
         step->halves[h].calls = calloc(STORES_MAX, sizeof(struct step_call));
         if (step->halves[h].calls == NULL)
             return -ENOMEM;
     }
     if (step->rows == NULL || step->commits == NULL || step->ids == NULL || step->positions == NULL ||
-        step->items == NULL || step->lane_partials == NULL)
+        step->items == NULL || step->lane_partials == NULL || step->merges == NULL)
         return -ENOMEM;
     return step_select_new(step);
 }
@@ -187,6 +220,7 @@ int step_new(struct network *network, const struct kernels *kernels, struct stor
 void step_clear(struct step *step)
 {
     step->n_rows = step->n_decode = step->n_logits = step->n_commits = 0;
+    step_select_clear(step);
     step->wait_us = step->select_us = step->attention_us = 0;
 }
 
@@ -226,7 +260,7 @@ bool step_add_commit(struct step *step, struct run *run)
 float *step_logits(const struct step *step, uint32_t row)
 {
     assert(step->rows[row].wants_logits);
-    return step->logits + (size_t)step->rows[row].logits_index * step->network->shape.n_vocab;
+    return step->host_logits + (size_t)step->rows[row].logits_index * step->network->shape.n_vocab;
 }
 
 /* Whole runs, about as many rows in each half; one half where there is nothing to overlap. */
@@ -245,7 +279,7 @@ static void cut(struct step *step)
         half->first = h == 0 ? 0 : middle;
         half->end = h + 1 == step->n_halves ? step->n_rows : middle;
         half->has_commits = h == 0 && step->n_commits > 0;
-        half->is_journaled = half->is_waiting = false;
+        half->is_journaled = half->is_waiting = half->keeps_slots = false;
         half->n_calls = 0;
         half->is_deferred = half->end > half->first;
         for (uint32_t i = half->first; i < half->end; i++)
@@ -264,9 +298,14 @@ static void keep_rows(struct step *step, const struct step_half *half, uint32_t 
         for (end = i; end < half->end && step->rows[end].run == run; end++)
             ;
         uint32_t last = step->rows[end - 1].position;
-        for (uint32_t k = i; k < end; k++)
-            if (session_keeps(run->session, step->rows[k].position, last))
-                session_put_rows(run->session, layer, step->rows[k].position, step_row_bytes(step, half, layer, k));
+        for (uint32_t k = i, n; k < end; k += n) { /* sinks, then those of the window */
+            bool is_kept = session_keeps(run->session, step->rows[k].position, last);
+            for (n = 1; k + n < end && session_keeps(run->session, step->rows[k + n].position, last) == is_kept; n++)
+                ;
+            if (is_kept)
+                session_put_rows(run->session, layer, step->rows[k].position, n, step_row_bytes(step, half, layer, k),
+                                 step_token_bytes(step), layout_row_bytes(&step->shape));
+        }
     }
 }
 
@@ -280,6 +319,45 @@ static void encode_rows(struct step *step, const struct step_half *half, uint32_
     ops->encode_rows(step->network->backend, step->k + half->first * token, step->v + half->first * token,
                      half->end - half->first, step->shape.n_kv_heads, step->shape.head_dim, step_codec(step),
                      step_row_bytes(step, half, layer, half->first));
+}
+
+/* What requests to the stores are written from: of decode rows the queries, of all rows what is appended. */
+static void copy_to_host(struct step *step, const struct step_half *half, uint32_t layer)
+{
+    const struct network *network = step->network;
+    const struct backend_device_ops *device = network->ops->device;
+    size_t queries = (size_t)network->shape.n_heads * step->shape.head_dim;
+    if (device == NULL || half->first == half->end)
+        return;
+    const uint8_t *rows = step_row_bytes(step, half, layer, half->first);
+    size_t offset = (size_t)(rows - (half->is_deferred ? step->deferred_rows : step->row_bytes));
+    device->to_host(network->backend, (half->is_deferred ? step->host_deferred_rows : step->host_row_bytes) + offset,
+                    rows, (half->end - half->first) * step_token_bytes(step));
+    for (uint32_t i = half->first, n; i < half->end; i += n) {
+        for (n = 1; i + n < half->end && step->rows[i + n].is_decode == step->rows[i].is_decode; n++)
+            ;
+        if (step->rows[i].is_decode && !half->is_deferred)
+            device->to_host(network->backend, step->host_q + i * queries, step->q + i * queries,
+                            n * queries * sizeof(float));
+    }
+}
+
+/* The device is done with the half's layer; partials of the last one have been read, too. */
+static int wait_for_device(struct step *step, struct step_half *half)
+{
+    int r = backend_wait(step->network->ops, step->network->backend);
+    if (r == 0 && half->keeps_slots)
+        step_release(step, half);
+    half->keeps_slots = false;
+    return r;
+}
+
+/* What follows, up to the next wait, is asked for alike step after step. */
+static void begin_part(const struct step *step, const struct step_half *half, uint32_t layer)
+{
+    const struct backend_device_ops *device = step->network->ops->device;
+    if (device != NULL)
+        device->part(step->network->backend, 1 + STEP_MAX_HALVES * layer + (uint32_t)(half - step->halves));
 }
 
 /* A half's layer up to its requests to the stores. */
@@ -307,8 +385,14 @@ static int run_before(struct step *step, struct step_half *half, uint32_t layer)
     if (r < 0)
         return r;
     step_select(step, half, layer);
-    if (!half->is_deferred || layer == 0)
+    copy_to_host(step, half, layer);
+    if (!half->is_deferred || layer == 0) {
+        r = wait_for_device(step, half);
+        if (r < 0)
+            return r;
+        step_select_count(step, half, layer);
         r = step_send(step, half, layer, 1);
+    }
     if (r == 0 && step->transport == TRANSPORT_DIRECT)
         step_direct(step, half, layer);
     return r;
@@ -342,7 +426,10 @@ static int take_answers(struct step *step, struct step_half *half, const struct 
         return r;
     if (!half->is_deferred)
         step_merge(step, half);
-    step_release(step, half);
+    if (step->network->ops->device != NULL && !half->is_deferred)
+        half->keeps_slots = true; /* until the device has read what lies there */
+    else
+        step_release(step, half);
     is_journaled(half, listener);
     return 0;
 }
@@ -356,6 +443,7 @@ static int run_after(struct step *step, struct step_half *half, uint32_t layer, 
     float *x = step->x + (size_t)first * shape->n_embd, *h = step->h + (size_t)first * shape->n_embd;
     float *gate = step->gate + (size_t)first * shape->n_ff, *up = step->up + (size_t)first * shape->n_ff;
 
+    begin_part(step, half, layer);
     if (half->is_deferred)
         step_merge(step, half); /* nothing but the exact set */
     int r = take_answers(step, half, listener);
@@ -368,21 +456,28 @@ static int run_after(struct step *step, struct step_half *half, uint32_t layer, 
     return 0;
 }
 
-static void run_output(struct step *step)
+static int run_output(struct step *step)
 {
     const struct network *network = step->network;
     const struct model_shape *shape = &network->shape;
+    struct backend_copy copies[step->n_logits + 1];
     if (step->n_logits == 0)
-        return;
+        return backend_wait(network->ops, network->backend);
     /* rows that want logits move to the front of h; T >= n_logits */
     for (uint32_t i = 0; i < step->n_rows; i++)
         if (step->rows[i].wants_logits)
-            memcpy(step->h + (size_t)step->rows[i].logits_index * shape->n_embd, step->x + (size_t)i * shape->n_embd,
-                   shape->n_embd * sizeof(float));
+            copies[step->rows[i].logits_index] =
+                (struct backend_copy){step->h + (size_t)step->rows[i].logits_index * shape->n_embd,
+                                      step->x + (size_t)i * shape->n_embd, shape->n_embd * sizeof(float)};
+    network->ops->copy(network->backend, copies, step->n_logits);
     network->ops->rms_norm(network->backend, step->h, step->n_logits, shape->n_embd, network->output_norm,
                            shape->rms_eps, step->x);
     const struct weight *output = network->output;
     network->ops->matmul(network->backend, &output, 1, step->x, step->n_logits, &step->logits);
+    if (network->ops->device != NULL)
+        network->ops->device->to_host(network->backend, step->host_logits, step->logits,
+                                      (size_t)step->n_logits * shape->n_vocab * sizeof(float));
+    return backend_wait(network->ops, network->backend);
 }
 
 /* ---- all layers ---- */
@@ -391,6 +486,8 @@ static void run_output(struct step *step)
 static int send_deferred(struct step *step, struct step_half *half, const struct journal_listener *listener)
 {
     int r = half->is_waiting ? step_collect(step, half) : 0;
+    if (r == 0)
+        r = wait_for_device(step, half); /* the rows are the host's */
     if (r < 0)
         return r;
     step_release(step, half);
@@ -451,7 +548,7 @@ static int run_batch(struct step *step, const struct journal_listener *listener)
         if (step->halves[h].is_deferred)
             r = send_deferred(step, &step->halves[h], listener);
     if (r == 0)
-        run_output(step);
+        r = run_output(step);
     for (uint32_t h = 0; r == 0 && h < step->n_halves; h++)
         if (step->halves[h].is_waiting)
             r = step_collect(step, &step->halves[h]);
@@ -467,6 +564,11 @@ int step_run(struct step *step, void (*on_journaled)(void *context, uint32_t fir
     }
     cut(step);
     int r = run_batch(step, &listener);
+    if (step->network->ops->device != NULL) {
+        step->network->ops->device->part(step->network->backend, 0);
+        int last = backend_wait(step->network->ops, step->network->backend);
+        r = r < 0 ? r : last;
+    }
     for (uint32_t h = 0; h < step->n_halves; h++)
         step_release(step, &step->halves[h]);
     return r;

@@ -41,7 +41,7 @@ struct step_selection {
     uint64_t *masks;      /* [n_kv_heads][n_blocks] */
     float *masses;        /* [n_kv_heads][group][n_blocks]; used if the policy has a tail */
     float *references;    /* [n_heads] */
-    float *weights;       /* [n_kv_heads][group][64 n_blocks], in this order of blocks; mode weights only */
+    float *weights;       /* [n_kv_heads][group][64 n_blocks], in this order of blocks; mode weights only, else NULL */
     uint32_t *n_selected; /* [n_kv_heads] */
     bool *is_fixed;       /* [n_kv_heads]: the masks are FastGen's, nothing was scored: exact, without a tail */
 };
@@ -51,8 +51,9 @@ struct step_row {
     uint32_t position;
     bool is_decode;
     bool wants_logits;
-    uint32_t decode_index;           /* among the decode rows */
-    uint32_t logits_index;           /* among the rows that want logits */
+    uint32_t decode_index; /* among the decode rows */
+    uint32_t logits_index; /* among the rows that want logits */
+    uint32_t first_item;   /* decode: of its exact sets, one a KV head, in step->items of the half's layer at hand */
     struct step_selection selection; /* decode; n_blocks 0: nothing is old */
 };
 
@@ -85,6 +86,7 @@ struct step_half {
     bool has_commits;    /* the step's commits ride with it */
     bool is_deferred;    /* nothing in it waits for an answer */
     bool is_waiting;     /* calls are out */
+    bool keeps_slots;    /* all are answered, and the device may still read what lies there */
     bool is_journaled;
     uint32_t first_layer, n_layers; /* whose rows the calls append; the items' layer is the first */
     uint32_t n_calls;
@@ -118,13 +120,19 @@ struct step {
     uint8_t *deferred_rows; /* [n_layers][max_decode][n_kv_heads] rows: of deferred halves */
     float *logits;          /* [max_decode][n_vocab], in the order of rows that want them */
     float *exact_partials;  /* [max_decode][n_heads][2 + head_dim] */
-    float *tile_q;          /* [n_kv_heads][64 x group][head_dim] */
-    float *tile_partials;   /* [n_kv_heads][1 + 12][64 x group][2 + head_dim] */
-    float *direct_partials; /* [max_decode][n_kv_heads][12][group][2 + head_dim], transport direct */
+    float *tile_q;        /* [n_kv_heads][64 x group][head_dim]; these two not where the back end has prefill_begin() */
+    float *tile_partials; /* [n_kv_heads][1 + 12][64 x group][2 + head_dim] */
+
+    /* the host's copies of device memory; the very same where device memory is the host's */
+    float *host_q; /* of decode rows */
+    uint8_t *host_row_bytes, *host_deferred_rows;
+    float *host_logits;
+    float *direct_partials; /* host: [max_decode][n_kv_heads][12][group][2 + head_dim], transport direct */
 
     struct backend_piece *pieces;
     size_t pieces_size; /* how many there is room for */
     struct backend_attend *items;
+    struct backend_merge *merges; /* [max_decode x n_kv_heads]; where device memory is not the host's */
     uint32_t *ids, *positions;    /* [T] */
     const float **lane_partials;  /* [max_decode][n_kv_heads][12]: where each lane's partial lies; NULL: none */
     struct step_scratch *scratch; /* step_select.c */
@@ -153,7 +161,7 @@ bool step_add_commit(struct step *step, struct run *run);
  * the commits, with the first call).
  * A run that a store refuses fails alone (run->error); the others go on.
  * -ECONNRESET: the coordinator is lost; -ETIMEDOUT: a store did not come back; the batch is void, and the sessions of its
- * runs must be rebuilt. -ENOMEM.
+ * runs must be rebuilt. -ENOMEM; -EIO, -ENODEV: the device, as backend_device.h says.
  */
 int step_run(struct step *step, void (*on_journaled)(void *context, uint32_t first, uint32_t end), void *context);
 /* Logits [n_vocab] of a row that wanted them. */
@@ -165,8 +173,12 @@ uint32_t step_group(const struct step *step); /* query heads of a KV head */
 float step_scale(const struct step *step);    /* multiplies q . k, here and in the stores alike */
 enum kernels_rows step_codec(const struct step *step);
 size_t step_token_bytes(const struct step *step); /* rows of one token in one layer */
-/* Where a row's encoded K and V of a layer lie. */
+/* Where a row's encoded K and V of a layer lie: on the device, and for the host. */
 uint8_t *step_row_bytes(const struct step *step, const struct step_half *half, uint32_t layer, uint32_t row);
+const uint8_t *step_host_row_bytes(const struct step *step, const struct step_half *half, uint32_t layer, uint32_t row);
+/* Memory of the host that the device reaches at full speed; step_host_free() accepts NULL. */
+void *step_host_alloc(const struct step *step, size_t n_bytes);
+void step_host_free(const struct step *step, void *memory);
 /* Room for n pieces in step->pieces. -ENOMEM. */
 int step_make_room(struct step *step, size_t n_pieces);
 
@@ -187,10 +199,12 @@ void step_release(struct step *step, struct step_half *half);
 int step_select_new(struct step *step); /* -ENOMEM */
 void step_select_free(struct step *step);
 bool step_select_begin(struct step *step, struct step_row *row); /* a decode row joins the step; false: no memory */
+void step_select_clear(struct step *step);                       /* a new batch */
 void step_select(struct step *step, const struct step_half *half, uint32_t layer);
+/* The device is done with it: counts what was selected. */
+void step_select_count(const struct step *step, const struct step_half *half, uint32_t layer);
 
 /* step_attention.c */
-void step_make_empty(float *partials, size_t n, uint32_t head_dim);
 int step_exact(struct step *step, const struct step_half *half,
                uint32_t layer); /* decode rows: the exact set. -ENOMEM */
 void step_direct(struct step *step, const struct step_half *half, uint32_t layer); /* lanes from the mapped segments */

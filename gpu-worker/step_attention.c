@@ -1,6 +1,6 @@
 /* step_attention.c - the worker's own part of a decode step's attention: exact set, merge, and the oracle of transport direct. */
+#include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,14 +8,6 @@
 #include "common/pool.h"
 #include "gpu-worker/step.h"
 #include "kernels/lane.h"
-
-void step_make_empty(float *partials, size_t n, uint32_t head_dim)
-{
-    size_t stride = KERNELS_PARTIAL_FLOATS(head_dim);
-    memset(partials, 0, n * stride * sizeof(float));
-    for (size_t i = 0; i < n; i++)
-        partials[i * stride] = -INFINITY;
-}
 
 int step_exact(struct step *step, const struct step_half *half, uint32_t layer)
 {
@@ -31,11 +23,11 @@ int step_exact(struct step *step, const struct step_half *half, uint32_t layer)
         return -ENOMEM;
     struct backend_piece *pieces = step->pieces;
     for (uint32_t i = half->first; i < half->end; i++) {
-        const struct step_row *row = &step->rows[i];
+        struct step_row *row = &step->rows[i];
         if (!row->is_decode)
             continue;
         float *partials = step->exact_partials + (size_t)row->decode_index * n_heads * partial;
-        step_make_empty(partials, n_heads, d);
+        row->first_item = n_items;
         for (uint32_t head = 0; head < n_kv; head++) {
             uint32_t n = session_pieces(row->run->session, layer, head, row->position, pieces);
             size_t first = (size_t)head * group;
@@ -47,6 +39,7 @@ int step_exact(struct step *step, const struct step_half *half, uint32_t layer)
                 .n_queries = group,
                 .group = group,
                 .causal_piece = n,
+                .is_first = true,
             };
             pieces += n;
         }
@@ -100,7 +93,7 @@ static void direct_lane(void *context, uint32_t item, uint32_t thread)
         .head_dim = d,
         .n_blocks = n,
         .codec = step_codec(step),
-        .q = step->q + ((size_t)i * step->network->shape.n_heads + first_head) * d,
+        .q = step->host_q + ((size_t)i * step->network->shape.n_heads + first_head) * d,
         .scale = step_scale(step),
         .rows = rows,
         .v_sums = v_sums,
@@ -152,10 +145,34 @@ static void merge_row(void *context, uint32_t item, uint32_t thread)
     }
 }
 
+static void merge_on_device(struct step *step, const struct step_half *half)
+{
+    static_assert(BACKEND_N_LANES == LAYOUT_N_LANES, "a back end's lanes are the layout's");
+    const struct network *network = step->network;
+    uint32_t n_heads = network->shape.n_heads, n_kv = step->shape.n_kv_heads, d = step->shape.head_dim, n = 0;
+    uint32_t group = step_group(step);
+    for (uint32_t i = half->first; i < half->end; i++) {
+        const struct step_row *row = &step->rows[i];
+        for (uint32_t head = 0; row->is_decode && head < n_kv; head++) {
+            size_t index = (size_t)row->decode_index * n_kv + head;
+            struct backend_merge *merge = &step->merges[n++];
+            merge->partials = step->exact_partials + index * group * KERNELS_PARTIAL_FLOATS(d);
+            memcpy(merge->from, step->lane_partials + index * LAYOUT_N_LANES, sizeof(merge->from));
+            merge->out = step->attention + ((size_t)i * n_heads + (size_t)head * group) * d;
+        }
+    }
+    if (n > 0)
+        network->ops->device->merge(network->backend, step->merges, n, group, d);
+}
+
 void step_merge(struct step *step, const struct step_half *half)
 {
     struct merge_job job = {.step = step, .half = half};
     uint64_t start = clock_now_us();
+    if (step->network->ops->device != NULL) {
+        merge_on_device(step, half);
+        return;
+    }
     /* a handful of rows is merged sooner than other threads wake up */
     pool_run(half->end - half->first < 4 ? NULL : step->pool, half->end - half->first, merge_row, &job);
     step->attention_us += clock_now_us() - start;

@@ -54,7 +54,6 @@ static void add_item(struct tile_items *items, uint32_t part, uint32_t first, bo
     size_t queries = (size_t)LAYOUT_BLOCK_TOKENS * group;
     if (n == 0)
         return;
-    step_make_empty(tile_partials(step, items->kv_head, part, 0), (size_t)tile->n * group, step->shape.head_dim);
     step->items[items->n_items++] = (struct backend_attend){
         .q = step->tile_q + items->kv_head * queries * step->shape.head_dim,
         .partials = tile_partials(step, items->kv_head, part, 0),
@@ -64,6 +63,7 @@ static void add_item(struct tile_items *items, uint32_t part, uint32_t first, bo
         .group = group,
         .causal_piece = causal ? n - 1 : n,
         .causal_first = tile->first_position % LAYOUT_BLOCK_TOKENS,
+        .is_first = true,
     };
 }
 

@@ -210,7 +210,7 @@ static int put_appends(struct step *step, const struct step_half *half, struct p
                                         .layer = layer,
                                         .is_decode = step->rows[i].is_decode,
                                         .ids = layer == 0 ? step->ids + i : NULL,
-                                        .rows = step_row_bytes(step, half, layer, i)};
+                                        .rows = step_host_row_bytes(step, half, layer, i)};
             int r = put_append(step, payload, &tokens, &entries[n]);
             if (r < 0)
                 return r;
@@ -303,7 +303,7 @@ static int put_item(const struct share *share, struct payload *payload, uint32_t
     const bool has_tail = terms->tail && !is_fixed, has_weights = terms->weights && !is_fixed;
     uint32_t group = step_group(step), d = step->shape.head_dim;
     size_t first_head = (size_t)share->row_index * step->network->shape.n_heads + head * group;
-    int64_t q = put(payload, step->q + first_head * d, (uint64_t)group * d * sizeof(float));
+    int64_t q = put(payload, step->host_q + first_head * d, (uint64_t)group * d * sizeof(float));
     int64_t masks = payload_take(payload, share->n_blocks * sizeof(uint64_t));
     if (q < 0 || masks < 0)
         return -ENOSPC;

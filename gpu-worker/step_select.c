@@ -1,7 +1,8 @@
 /*
- * step_select.c - scores and selection of a layer's decode rows: one item a row and KV head, spread over the pool.
+ * step_select.c - scores and selection of a layer's decode rows: one item a row and KV head, spread over the pool, or all of them
+ * asked of the device.
  *
- * A selection is made by block number and then put in the order in which the stores take it: by lane.
+ * A selection is made by block number and then put in the order in which the stores take it: by lane. Results are the host's.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -32,10 +33,12 @@ struct step_scratch {
     struct select_thread *threads;
     /* of the rows' selections */
     uint64_t *masks;
-    float *masses, *references, *weights;
+    float *masses, *references, *weights; /* weights [limits.max_weights]: as soon as a row wants some */
+    size_t n_weights;                     /* of this batch */
     uint32_t *n_selected;
     bool *is_fixed;
-    uint32_t *item_rows; /* [max_decode]: rows of the half that select */
+    uint32_t *item_rows;          /* [max_decode]: rows of the half that select */
+    struct backend_select *items; /* [max_decode x n_kv_heads]; where a device selects */
 };
 
 static void *aligned(size_t n_bytes)
@@ -47,12 +50,28 @@ static bool thread_new(const struct step *step, uint32_t max_blocks, struct sele
 {
     size_t group = step_group(step), d = step->shape.head_dim;
     thread->masks = aligned(max_blocks * sizeof(uint64_t));
+    if (step->network->ops->device != NULL)
+        return thread->masks != NULL; /* of heads without keys */
     thread->masses = aligned(group * max_blocks * sizeof(float));
     thread->weights = aligned(group * max_blocks * LAYOUT_BLOCK_TOKENS * sizeof(float));
     thread->exact_scores = aligned(group * MAX_EXACT * sizeof(float));
     thread->keys = aligned(LAYOUT_BLOCK_TOKENS * d * sizeof(float));
     return thread->masks != NULL && thread->masses != NULL && thread->weights != NULL && thread->exact_scores != NULL &&
            thread->keys != NULL;
+}
+
+/* Memory that a device writes results to. */
+static void *result_alloc(const struct step *step, size_t n_bytes)
+{
+    return step->network->ops->device == NULL ? aligned(n_bytes) : step_host_alloc(step, n_bytes);
+}
+
+static void result_free(const struct step *step, void *memory)
+{
+    if (step->network->ops->device == NULL)
+        free(memory);
+    else
+        step_host_free(step, memory);
 }
 
 int step_select_new(struct step *step)
@@ -65,16 +84,15 @@ int step_select_new(struct step *step)
     scratch->max_blocks = step->limits.n_ctx / LAYOUT_BLOCK_TOKENS + 2;
     scratch->n_threads = pool_n_threads(step->pool);
     scratch->threads = calloc(scratch->n_threads, sizeof(*scratch->threads));
-    scratch->masks = aligned(n_rows * n_kv * scratch->max_blocks * sizeof(uint64_t));
-    scratch->masses = aligned(n_rows * n_heads * scratch->max_blocks * sizeof(float));
-    scratch->references = aligned(n_rows * n_heads * sizeof(float));
-    /* address space, for the most part: only rows of mode weights touch theirs */
-    scratch->weights = aligned(n_rows * n_heads * scratch->max_blocks * LAYOUT_BLOCK_TOKENS * sizeof(float));
-    scratch->n_selected = calloc(n_rows * n_kv, sizeof(uint32_t));
+    scratch->masks = result_alloc(step, n_rows * n_kv * scratch->max_blocks * sizeof(uint64_t));
+    scratch->masses = result_alloc(step, n_rows * n_heads * scratch->max_blocks * sizeof(float));
+    scratch->references = result_alloc(step, n_rows * n_heads * sizeof(float));
+    scratch->n_selected = result_alloc(step, n_rows * n_kv * sizeof(uint32_t));
+    scratch->items = calloc(n_rows * n_kv, sizeof(*scratch->items));
     scratch->is_fixed = calloc(n_rows * n_kv, sizeof(bool));
     scratch->item_rows = calloc(n_rows, sizeof(uint32_t));
     if (scratch->threads == NULL || scratch->masks == NULL || scratch->masses == NULL || scratch->references == NULL ||
-        scratch->weights == NULL || scratch->n_selected == NULL || scratch->is_fixed == NULL ||
+        scratch->items == NULL || scratch->n_selected == NULL || scratch->is_fixed == NULL ||
         scratch->item_rows == NULL)
         return -ENOMEM;
     for (uint32_t i = 0; i < scratch->n_threads; i++)
@@ -97,11 +115,12 @@ void step_select_free(struct step *step)
         free(scratch->threads[i].keys);
     }
     free(scratch->threads);
-    free(scratch->masks);
-    free(scratch->masses);
-    free(scratch->references);
-    free(scratch->weights);
-    free(scratch->n_selected);
+    result_free(step, scratch->masks);
+    result_free(step, scratch->masses);
+    result_free(step, scratch->references);
+    result_free(step, scratch->weights);
+    result_free(step, scratch->n_selected);
+    free(scratch->items);
     free(scratch->is_fixed);
     free(scratch->item_rows);
     free(scratch);
@@ -124,6 +143,8 @@ static void select_everything(const struct step *step, struct step_selection *se
 static bool make_scratch(const struct step *step, const struct key_quantizer *quantizer)
 {
     struct step_scratch *scratch = step->scratch;
+    if (step->network->ops->device != NULL)
+        return true;
     size_t n_bytes = selection_scratch_bytes(quantizer, step_group(step), scratch->max_blocks);
     if (n_bytes <= scratch->thread_bytes)
         return true;
@@ -138,6 +159,27 @@ static bool make_scratch(const struct step *step, const struct key_quantizer *qu
     return true;
 }
 
+/* A row's part of the memory for weights; engine_step.c sees to it that a batch asks for no more than there is. */
+static bool take_weights(struct step *step, struct step_row *row)
+{
+    struct step_scratch *scratch = step->scratch;
+    size_t n = (size_t)step->network->shape.n_heads * row->selection.n_blocks * LAYOUT_BLOCK_TOKENS;
+    if (!row->run->policy.terms.weights || n == 0)
+        return true;
+    if (scratch->weights == NULL) /* address space, for the most part, where it is no device's */
+        scratch->weights = result_alloc(step, step->limits.max_weights * sizeof(float));
+    if (scratch->weights == NULL || n > step->limits.max_weights - scratch->n_weights)
+        return false;
+    row->selection.weights = scratch->weights + scratch->n_weights;
+    scratch->n_weights += n;
+    return true;
+}
+
+void step_select_clear(struct step *step)
+{
+    step->scratch->n_weights = 0;
+}
+
 bool step_select_begin(struct step *step, struct step_row *row)
 {
     struct step_scratch *scratch = step->scratch;
@@ -150,12 +192,13 @@ bool step_select_begin(struct step *step, struct step_row *row)
     selection->masks = scratch->masks + i * n_kv * max_blocks;
     selection->masses = scratch->masses + i * n_heads * max_blocks;
     selection->references = scratch->references + i * n_heads;
-    selection->weights = scratch->weights + i * n_heads * max_blocks * LAYOUT_BLOCK_TOKENS;
     selection->n_selected = scratch->n_selected + i * n_kv;
     selection->is_fixed = scratch->is_fixed + i * n_kv;
     memset(selection->is_fixed, 0, n_kv * sizeof(bool));
     if (row->run->policy.quantizer != NULL && selection->n_blocks > 0 &&
         !make_scratch(step, row->run->policy.quantizer))
+        return false;
+    if (!take_weights(step, row))
         return false;
     for (uint32_t lane = 0, first = 0; lane <= LAYOUT_N_LANES; lane++) {
         selection->lane_first[lane] = first;
@@ -296,6 +339,57 @@ static void select_item(void *context, uint32_t index, uint32_t thread_index)
     row->selection.n_selected[kv_head] = item.n_kept;
 }
 
+/* ---- by the device ---- */
+
+static void ask_device(struct step *step, uint32_t n_rows, uint32_t layer)
+{
+    struct step_scratch *scratch = step->scratch;
+    const struct network *network = step->network;
+    uint32_t n_kv = step->shape.n_kv_heads, n_heads = network->shape.n_heads, d = step->shape.head_dim;
+    uint32_t group = step_group(step), n = 0;
+    for (uint32_t k = 0; k < n_rows * n_kv; k++) {
+        uint32_t i = scratch->item_rows[k / n_kv], kv_head = k % n_kv;
+        struct step_row *row = &step->rows[i];
+        struct step_selection *selection = &row->selection;
+        size_t first_head = (size_t)kv_head * group, n_blocks = selection->n_blocks;
+        selection->is_fixed[kv_head] = !key_cache_has(row->run->session->keys, layer, kv_head);
+        if (selection->is_fixed[kv_head]) {
+            struct selection_item item = {.policy = &row->run->policy,
+                                          .group = group,
+                                          .layer = layer,
+                                          .kv_head = kv_head,
+                                          .n_blocks = selection->n_blocks,
+                                          .masks = scratch->threads[0].masks};
+            select_fixed(row, &item);
+            put_in_lanes(row, kv_head, &item);
+            selection->n_selected[kv_head] = item.n_kept;
+            continue;
+        }
+        const struct backend_attend *exact = &step->items[row->first_item + kv_head];
+        scratch->items[n++] = (struct backend_select){
+            .policy = &row->run->policy,
+            .q = exact->q,
+            .exact =
+                step->exact_partials + ((size_t)row->decode_index * n_heads + first_head) * KERNELS_PARTIAL_FLOATS(d),
+            .pieces = exact->pieces,
+            .n_pieces = exact->n_pieces,
+            .keys = row->run->session->keys,
+            .layer = layer,
+            .kv_head = kv_head,
+            .n_blocks = selection->n_blocks,
+            .masks = selection->masks + kv_head * n_blocks,
+            .masses = selection->masses + first_head * n_blocks,
+            .references = selection->references + first_head,
+            .weights =
+                selection->weights == NULL ? NULL : selection->weights + first_head * n_blocks * LAYOUT_BLOCK_TOKENS,
+            .weights_stride = n_blocks * LAYOUT_BLOCK_TOKENS,
+            .n_kept = &selection->n_selected[kv_head],
+        };
+    }
+    if (n > 0)
+        network->ops->device->select(network->backend, scratch->items, n, group, d, step_codec(step), step_scale(step));
+}
+
 /* ---- all of a layer ---- */
 
 static void count(const struct step *step, const struct step_row *row, uint32_t layer)
@@ -327,12 +421,19 @@ void step_select(struct step *step, const struct step_half *half, uint32_t layer
             step->scratch->item_rows[n++] = i;
     }
     struct select_job job = {.step = step, .layer = layer};
-    pool_run(step->pool, n * step->shape.n_kv_heads, select_item, &job);
+    if (step->network->ops->device != NULL)
+        ask_device(step, n, layer);
+    else
+        pool_run(step->pool, n * step->shape.n_kv_heads, select_item, &job);
+    if (n > 0)
+        step->select_us += clock_now_us() - start;
+}
+
+void step_select_count(const struct step *step, const struct step_half *half, uint32_t layer)
+{
     for (uint32_t i = half->first; i < half->end; i++) {
         const struct step_row *row = &step->rows[i];
         if (row->is_decode && row->run->error == 0 && row->selection.n_blocks > 0)
             count(step, row, layer);
     }
-    if (n > 0)
-        step->select_us += clock_now_us() - start;
 }

@@ -53,7 +53,7 @@ static void put(struct session *session, uint32_t position)
         for (uint32_t head = 0; head < 3; head++)
             for (uint32_t i = 0; i < 8; i++)
                 rows[head * 8 + i] = mark(layer, head, position, i);
-        session_put_rows(session, layer, position, rows);
+        session_put_rows(session, layer, position, 1, rows, sizeof(rows), 8 * sizeof(*rows));
     }
 }
 
