@@ -140,6 +140,7 @@ static int control_command(struct engine *engine, struct engine_command *command
             warn(engine, "its segment cannot be used", command->store, r);
             return 0;
         }
+        engine_exchange_made(engine, command->store);
         struct engine_event *event = engine_new_event(engine, ENGINE_EXCHANGE, NULL);
         if (event == NULL) {
             close(exchange_fd);
@@ -414,6 +415,7 @@ int engine_new(const struct engine_options *options, struct network *network, co
         return -E2BIG;
     }
     stores_init(&engine->stores, &rows, options->incarnation, (uint32_t)request_bytes, (uint32_t)reply_bytes);
+    engine_exchange_init(engine);
     pthread_mutex_init(&engine->lock, NULL);
     atomic_store(&engine->phase, "idle");
     engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -74,6 +74,10 @@ void engine_command_free(struct engine_command *command);
 void engine_tell(struct engine *engine, struct engine_event *event);
 struct engine_event *engine_new_event(struct engine *engine, enum engine_event_kind kind, const struct run *run);
 
+/* engine_exchange.c: before the first store; and once a store's exchange is there. */
+void engine_exchange_init(struct engine *engine);
+void engine_exchange_made(struct engine *engine, uint32_t store);
+
 /* engine_run.c */
 
 /* Reads the journal and brings the session's device memory to where the run starts. -EAGAIN: a store is missing;

@@ -12,16 +12,23 @@ void stores_init(struct stores *stores, const struct row_shape *shape, uint64_t 
         (struct stores){.shape = *shape, .worker = worker, .request_bytes = request_bytes, .reply_bytes = reply_bytes};
 }
 
+/* Accepts NULL, returns NULL. */
+static struct store *unmap(const struct stores *stores, struct store *store)
+{
+    if (store == NULL)
+        return NULL;
+    if (store->exchange.address != NULL && stores->device.hide != NULL)
+        stores->device.hide(stores->device.context, store->exchange.address, store->exchange.n_bytes);
+    segment_unmap(&store->segment);
+    segment_unmap(&store->exchange);
+    free(store);
+    return NULL;
+}
+
 void stores_fini(struct stores *stores)
 {
-    for (uint32_t i = 0; i < STORES_MAX; i++) {
-        if (stores->stores[i] == NULL)
-            continue;
-        segment_unmap(&stores->stores[i]->segment);
-        segment_unmap(&stores->stores[i]->exchange);
-        free(stores->stores[i]);
-        stores->stores[i] = NULL;
-    }
+    for (uint32_t i = 0; i < STORES_MAX; i++)
+        stores->stores[i] = unmap(stores, stores->stores[i]);
 }
 
 static int make_exchange(const struct stores *stores, uint64_t store_incarnation, struct segment_mapping *ret_mapping,
@@ -90,22 +97,17 @@ int stores_up(struct stores *stores, uint32_t number, uint64_t incarnation, uint
     store->request_bytes = stores->request_bytes;
     store->reply_bytes = stores->reply_bytes;
     int r = map_segment(stores, segment_fd, store);
-    if (r == 0) {
+    if (r == 0)
         r = make_exchange(stores, incarnation, &store->exchange, ret_exchange_fd);
-        if (r < 0)
-            segment_unmap(&store->segment);
-    }
     if (r < 0) {
-        free(store);
+        unmap(stores, store);
         return r;
     }
     store->is_up = true;
-    struct store *old = stores->stores[number];
-    if (old != NULL) {
-        segment_unmap(&old->segment);
-        segment_unmap(&old->exchange);
-        free(old);
-    }
+    unmap(stores, stores->stores[number]); /* first: what a device takes is not without end */
+    if (stores->device.show != NULL)
+        store->shown_bytes =
+            stores->device.show(stores->device.context, store->exchange.address, store->exchange.n_bytes);
     stores->stores[number] = store;
     return 0;
 }
@@ -134,10 +136,7 @@ void stores_remove(struct stores *stores, uint32_t number, uint64_t incarnation)
     struct store *store = stores_get(stores, number);
     if (store == NULL || store->incarnation != incarnation)
         return;
-    segment_unmap(&store->segment);
-    segment_unmap(&store->exchange);
-    free(store);
-    stores->stores[number] = NULL;
+    stores->stores[number] = unmap(stores, store);
 }
 
 bool stores_use_ring(struct stores *stores, uint32_t number, uint64_t incarnation, bool ring)

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/segment.h"
@@ -36,11 +37,21 @@ struct store {
     uint64_t block_bytes;
     uint64_t blocks_offset;
     struct segment_mapping exchange;
+    uint64_t shown_bytes;                /* of the exchange, which the device reaches by itself */
     uint32_t request_bytes, reply_bytes; /* of a slot */
     struct store_slot slots[STORES_N_SLOTS];
 };
 
+/* A device whose memory is not the host's, and which reads the exchanges: told of each, and again before it is unmapped. */
+struct stores_device {
+    size_t (*show)(void *context, void *memory,
+                   size_t n_bytes); /* how many bytes it reaches; NULL: there is no such device */
+    void (*hide)(void *context, void *memory, size_t n_bytes); /* it reads them no more when this returns */
+    void *context;
+};
+
 struct stores {
+    struct stores_device device; /* set behind stores_init(), before the first store */
     struct row_shape shape;
     uint64_t worker; /* incarnation */
     uint32_t request_bytes, reply_bytes;

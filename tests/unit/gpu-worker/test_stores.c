@@ -140,12 +140,81 @@ static void a_quarantined_slot_comes_back_when_it_is_answered(void **state)
     stores_fini(&stores);
 }
 
+/* A device that reaches all but the last page of what it is shown; knows what it has, and that the exchange is mapped. */
+struct fake_device {
+    struct {
+        uint8_t *memory;
+        size_t n_bytes;
+    } has[4];
+    uint32_t n_shown, n_hidden;
+};
+
+static size_t show(void *context, void *memory, size_t n_bytes)
+{
+    struct fake_device *device = context;
+    for (uint32_t i = 0; i < 4; i++)
+        if (device->has[i].memory == NULL) {
+            device->has[i].memory = memory;
+            device->has[i].n_bytes = n_bytes;
+            device->n_shown++;
+            return n_bytes - 4096;
+        }
+    fail();
+    return 0;
+}
+
+static void hide(void *context, void *memory, size_t n_bytes)
+{
+    struct fake_device *device = context;
+    for (uint32_t i = 0; i < 4; i++)
+        if (device->has[i].memory == memory && device->has[i].n_bytes == n_bytes) {
+            assert_int_equal(((const struct exchange_header *)memory)->magic, EXCHANGE_MAGIC); /* or it crashes here */
+            device->has[i].memory = NULL;
+            device->n_hidden++;
+            return;
+        }
+    fail();
+}
+
+static void a_device_knows_of_every_exchange(void **state)
+{
+    (void)state;
+    struct stores stores;
+    struct segment_mapping segment;
+    struct fake_device device = {0};
+    stores_init(&stores, &shape, 1, 4096, 8192);
+    stores.device = (struct stores_device){.show = show, .hide = hide, .context = &device};
+    int fd = make_segment(&shape, &segment), exchange = -1;
+    assert_true(stores_up(&stores, 0, 1, 1, -1, &exchange) < 0);
+    assert_int_equal(device.n_shown, 0);
+    for (uint64_t i = 0; i < 3; i++) {
+        assert_int_equal(stores_up(&stores, (uint32_t)i, 10 + i, 20 + i, fd, &exchange), 0);
+        close(exchange);
+        const struct store *store = stores_get(&stores, (uint32_t)i);
+        assert_int_equal(store->shown_bytes, store->exchange.n_bytes - 4096);
+    }
+    assert_int_equal(stores_up(&stores, 1, 31, 32, fd, &exchange), 0); /* another life */
+    close(exchange);
+    assert_int_equal(device.n_shown, 4);
+    assert_int_equal(device.n_hidden, 1);
+    stores_down(&stores, 2, 12); /* stays mapped */
+    stores_remove(&stores, 2, 11);
+    assert_int_equal(device.n_hidden, 1);
+    stores_remove(&stores, 2, 12);
+    assert_int_equal(device.n_hidden, 2);
+    stores_fini(&stores);
+    assert_int_equal(device.n_hidden, 4);
+    close(fd);
+    segment_unmap(&segment);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_handle_reaches_only_its_own_block),
         cmocka_unit_test(a_segment_that_is_none_is_refused),
         cmocka_unit_test(a_quarantined_slot_comes_back_when_it_is_answered),
+        cmocka_unit_test(a_device_knows_of_every_exchange),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
