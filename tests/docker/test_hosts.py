@@ -73,6 +73,19 @@ class Hosts(unittest.TestCase):
         self.assertEqual(self.stores(self.script("--cpus", "0-1", "--nodes", "1", "--memory", "2GiB")),
                          [(0, "1", "1", "2048MiB", "2560m")])
 
+    def test_workers_for_gpus(self):
+        self.node(0, "0", 8)
+        text = self.script("--cpus", "0", "--gpus", "2")
+        self.assertEqual(len(self.stores(text.split("  gpu-worker:")[0])), 1)
+        for index in range(2):
+            part = text.split(f"\n  gpu-worker-{index}:\n")[1].split("\n  gpu-worker-")[0]
+            self.assertIn(f'HCATTN_INDEX: "{index}"\n      HCATTN_BACKEND: cuda\n', part)
+            self.assertIn(f'device_ids: ["{index}"]\n', part)
+        self.assertIn('HCATTN_WORKERS: "2"', text)
+        self.assertNotIn("gpu-worker", self.script("--cpus", "0"))
+        for number in ("0", "17", "all", "-1", "1.5"):
+            self.assertIn("is no number from 1 to 16", self.script("--cpus", "0", f"--gpus={number}", status=2))
+
     def test_refusals(self):
         self.assertIn("no NUMA node", self.script(status=1))
         self.node(0, "0", 8)
