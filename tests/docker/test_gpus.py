@@ -47,8 +47,10 @@ class Gpus(unittest.TestCase):
         self.assertEqual(worker["environment"]["HCATTN_BACKEND"], "cuda")
 
     def test_one_gpu_over_the_service(self):
-        plain, services = self.config("compose.yaml"), self.config("compose.yaml", "compose.gpu.yaml")
-        self.assert_on(services["gpu-worker"], "0")
+        plain = self.config("compose.yaml", HC_CUBLAS="off")
+        services = self.config("compose.yaml", "compose.gpu.yaml", HC_GPU="GPU-8932f937", HC_CUBLAS="off")
+        self.assert_on(services["gpu-worker"], "GPU-8932f937")
+        self.assertEqual(services["coordinator"]["build"]["args"]["CUBLAS"], "off")
         self.assertEqual(plain["gpu-worker"]["environment"]["HCATTN_BACKEND"], "cpu")
         self.assertNotIn("deploy", plain["gpu-worker"])
         self.assertEqual(without(services["gpu-worker"], "deploy", "environment"), without(plain["gpu-worker"], "environment"))
@@ -59,21 +61,17 @@ class Gpus(unittest.TestCase):
         self.assertEqual(without(services["coordinator"], "build"), without(plain["coordinator"], "build"))
         self.assertEqual(services["value-store"], plain["value-store"])
 
-    def test_which_gpu_and_whether_with_cublas(self):
-        services = self.config("compose.yaml", "compose.gpu.yaml", HC_GPU="GPU-8932f937", HC_CUBLAS="off")
-        self.assert_on(services["gpu-worker"], "GPU-8932f937")
-        self.assertEqual(services["coordinator"]["build"]["args"]["CUBLAS"], "off")
-
     def test_a_worker_for_each_gpu(self):
         subprocess.run([os.path.join(self.tree, "compose-for-this-host"), "--gpus", "3", "--memory", "64MiB"], check=True,
                        capture_output=True, timeout=30)
-        plain, services = self.config("compose.yaml"), self.config()
+        services = self.config()
         self.assertEqual(services["gpu-worker"]["scale"], 0)
         for index in range(3):
             worker = services[f"gpu-worker-{index}"]
             self.assert_on(worker, str(index))
             self.assertEqual((worker["environment"]["HCATTN_INDEX"], worker["scale"]), (str(index), 1))
-            self.assertEqual(without(worker, "deploy", "environment", "scale"), without(plain["gpu-worker"], "environment"))
+            self.assertEqual(without(worker, "deploy", "environment", "scale"),
+                             without(services["gpu-worker"], "environment", "scale"))
         self.assertNotIn("gpu-worker-3", services)
         self.assertEqual(services["coordinator"]["environment"]["HCATTN_WORKERS"], "3")
         self.assertEqual(services["coordinator"]["build"]["args"]["CUDA"], "on")
