@@ -122,7 +122,9 @@ static int run_layer(struct work *work, uint32_t layer)
     const struct weight *query = weights->attn_q;
     ops->matmul(backend, &query, 1, h, T, &q);
     ops->rope(backend, q, T, shape->n_heads, shape->head_dim, work->positions, &network->rope);
-    int r = attend(work);
+    int r = backend_wait(ops, backend);
+    if (r == 0)
+        r = attend(work);
     if (r < 0 || layer + 1 == shape->n_layers)
         return r;
     network_after_attention(network, layer, work->parts[PART_ATTENTION], T, x, h, work->parts[PART_GATE],
@@ -140,7 +142,7 @@ static int allocate(struct work *work)
         [PART_ATTENTION] = T * heads, [PART_GATE] = T * shape->n_ff, [PART_UP] = T * shape->n_ff,
     };
     for (uint32_t i = 0; i < N_PARTS; i++) {
-        work->parts[i] = network->ops->alloc(network->backend, n_floats[i] * sizeof(float));
+        work->parts[i] = backend_shared_alloc(network->ops, network->backend, n_floats[i] * sizeof(float));
         if (work->parts[i] == NULL)
             return -ENOMEM;
     }

@@ -242,7 +242,9 @@ static void enter(struct eval *eval, enum stage stage)
 static int keep_full(struct eval *eval)
 {
     const uint32_t first = eval->request.context - eval->request.tail;
-    pass_logprobs(eval->pass, NULL, first + eval->position, eval_compare_full(eval->compare, eval->position));
+    int r = pass_logprobs(eval->pass, NULL, first + eval->position, eval_compare_full(eval->compare, eval->position));
+    if (r < 0)
+        return r;
     if (++eval->position == eval->request.tail)
         enter(eval, RUN_TAIL);
     return 0;
@@ -260,24 +262,27 @@ static int run_tail(struct eval *eval)
 }
 
 /* Sets *ret_row with the last position. */
-static void compare(struct eval *eval, const struct job_tools *tools, const struct eval_row **ret_row)
+static int compare(struct eval *eval, const struct job_tools *tools, const struct eval_row **ret_row)
 {
     const uint32_t first = eval->request.context - eval->request.tail;
-    pass_logprobs(eval->pass, eval->tail, first + eval->position, eval->logprobs);
+    int r = pass_logprobs(eval->pass, eval->tail, first + eval->position, eval->logprobs);
+    if (r < 0)
+        return r;
     eval_compare_add(eval->compare, eval->position, eval->logprobs);
     if (++eval->position < eval->request.tail)
-        return;
+        return 0;
     make_row(eval, tools);
     *ret_row = &eval->row;
     eval->tail = pass_tail_free(eval->tail);
     eval->methods[eval->preset] = method_free(eval->methods[eval->preset]);
     if (++eval->preset < eval->request.n_presets) {
         enter(eval, RUN_TAIL);
-        return;
+        return 0;
     }
     end_text(eval);
     eval->preset = 0;
     enter(eval, ++eval->text < eval->request.n_texts ? MAKE_METHODS : DONE);
+    return 0;
 }
 
 /* A little work. 0, or what ends the job. */
@@ -316,8 +321,7 @@ static int work(struct eval *eval, const struct job_tools *tools, const struct e
     case RUN_TAIL:
         return run_tail(eval);
     case COMPARE:
-        compare(eval, tools, ret_row);
-        return 0;
+        return compare(eval, tools, ret_row);
     case DONE:
         break;
     }

@@ -52,7 +52,7 @@ static int allocate(struct pass *pass)
         {&pass->sums, blocks * 2 * d * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        void *memory = network->ops->alloc(network->backend, parts[i].n_bytes);
+        void *memory = backend_shared_alloc(network->ops, network->backend, parts[i].n_bytes);
         if (memory == NULL)
             return -ENOMEM;
         memcpy(parts[i].memory, &memory, sizeof(memory));
@@ -147,12 +147,14 @@ static int advance_rows(struct pass *pass)
     if (pass->stage == PASS_PROJECTING) {
         if (pass->layer == 0)
             network->ops->embed(network->backend, network->token_embd, pass->ids + first, n, x);
-        pass_project(pass, pass->layer, x, pass->positions + first, n,
-                     pass->q + (size_t)first * shape->n_heads * shape->head_dim, layer_rows(pass, pass->layer),
-                     pass->n_blocks * LAYOUT_BLOCK_TOKENS, first);
-        return pass->next == pass->n_tokens ? end_projecting(pass) : 0;
+        int r = pass_project(pass, pass->layer, x, pass->positions + first, n,
+                             pass->q + (size_t)first * shape->n_heads * shape->head_dim, layer_rows(pass, pass->layer),
+                             pass->n_blocks * LAYOUT_BLOCK_TOKENS, first);
+        return r == 0 && pass->next == pass->n_tokens ? end_projecting(pass) : r;
     }
-    pass_attend(pass, first, n);
+    int r = pass_attend(pass, first, n);
+    if (r < 0)
+        return r;
     pass_finish(pass, pass->layer, x, pass->scratch.attention, n);
     if (pass->next == pass->n_tokens) {
         pass->next = 0;
@@ -232,14 +234,13 @@ const float *pass_sums(const struct pass *pass, uint32_t layer, uint32_t kv_head
     return layer_sums(pass, layer) + (size_t)kv_head * pass->n_blocks * 2 * pass->shape.head_dim;
 }
 
-void pass_logprobs(const struct pass *pass, const struct pass_tail *tail, uint32_t position, float *logprobs)
+int pass_logprobs(const struct pass *pass, const struct pass_tail *tail, uint32_t position, float *logprobs)
 {
     struct pool *pool = pass->tools.pool;
     if (tail != NULL) {
         assert(tail->layer == pass->shape.n_layers && position >= tail->first && position < tail->first + tail->n);
-        pass_logits_read(tail->logits, pool, tail->x, tail->n, position - tail->first, logprobs);
-        return;
+        return pass_logits_read(tail->logits, pool, tail->x, tail->n, position - tail->first, logprobs);
     }
     assert(pass->stage == PASS_DONE && pass->logits != NULL && position < pass->n_tokens);
-    pass_logits_read(pass->logits, pool, pass->x, pass->n_tokens, position, logprobs);
+    return pass_logits_read(pass->logits, pool, pass->x, pass->n_tokens, position, logprobs);
 }

@@ -58,10 +58,10 @@ const float *pass_sums(const struct pass *pass, uint32_t layer, uint32_t kv_head
 
 /*
  * Log-probabilities [n_vocab] of position `position`'s next token, from the pass (after it is done) or, with tail, from that
- * tail (after it is done).
+ * tail (after it is done). Errors: the device's (backend_device.h).
  */
 struct pass_tail;
-void pass_logprobs(const struct pass *pass, const struct pass_tail *tail, uint32_t position, float *logprobs);
+int pass_logprobs(const struct pass *pass, const struct pass_tail *tail, uint32_t position, float *logprobs);
 
 /* ---- the last positions again ---- */
 

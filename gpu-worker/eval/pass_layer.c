@@ -39,7 +39,7 @@ int pass_scratch_init(struct pass *pass)
         {&scratch->tile_partials, queries * KERNELS_PARTIAL_FLOATS(d) * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        void *memory = network->ops->alloc(network->backend, parts[i].n_bytes);
+        void *memory = backend_shared_alloc(network->ops, network->backend, parts[i].n_bytes);
         if (memory == NULL)
             return -ENOMEM;
         memcpy(parts[i].memory, &memory, sizeof(memory));
@@ -62,8 +62,8 @@ void pass_scratch_fini(struct pass *pass)
     free(scratch->items);
 }
 
-void pass_project(const struct pass *pass, uint32_t layer, const float *x, const uint32_t *positions, uint32_t n,
-                  float *q, uint8_t *rows, uint32_t head_rows, uint32_t first)
+int pass_project(const struct pass *pass, uint32_t layer, const float *x, const uint32_t *positions, uint32_t n,
+                 float *q, uint8_t *rows, uint32_t head_rows, uint32_t first)
 {
     const struct network *network = pass->tools.network;
     const struct network_layer *weights = &network->layers[layer];
@@ -80,9 +80,13 @@ void pass_project(const struct pass *pass, uint32_t layer, const float *x, const
     ops->rope(backend, scratch->k, n, shape->n_kv_heads, shape->head_dim, positions, &network->rope);
     ops->encode_rows(backend, scratch->k, scratch->v, n, shape->n_kv_heads, shape->head_dim,
                      (enum kernels_rows)pass->shape.codec, scratch->encoded);
+    int r = backend_wait(ops, backend);
+    if (r < 0)
+        return r;
     for (size_t head = 0; head < n_kv; head++)
         for (size_t i = 0; i < n; i++)
             memcpy(rows + (head * head_rows + first + i) * bytes, scratch->encoded + (i * n_kv + head) * bytes, bytes);
+    return 0;
 }
 
 struct sums_job {
@@ -133,7 +137,7 @@ static void finish_position(void *context, uint32_t item, uint32_t thread)
 }
 
 /* Positions of one block: every block before it as a whole, its own causally. */
-static void attend_tile(const struct pass *pass, const struct tile *tile)
+static int attend_tile(const struct pass *pass, const struct tile *tile)
 {
     const struct network *network = pass->tools.network;
     const struct pass_scratch *scratch = &pass->scratch;
@@ -170,19 +174,26 @@ static void attend_tile(const struct pass *pass, const struct tile *tile)
     }
     network->ops->attend(network->backend, scratch->items, n_kv, d, (enum kernels_rows)pass->shape.codec,
                          pass_scale(pass));
+    int r = backend_wait(network->ops, network->backend);
+    if (r < 0)
+        return r;
     struct tile job = *tile;
     pool_run(pass->tools.pool, tile->n, finish_position, &job);
+    return 0;
 }
 
-void pass_attend(const struct pass *pass, uint32_t first, uint32_t n)
+int pass_attend(const struct pass *pass, uint32_t first, uint32_t n)
 {
     size_t row = (size_t)pass->tools.network->shape.n_heads * pass->shape.head_dim;
     for (uint32_t i = 0, end; i < n; i = end) {
         end = i + LAYOUT_BLOCK_TOKENS - (first + i) % LAYOUT_BLOCK_TOKENS;
         end = end < n ? end : n;
         struct tile tile = {.pass = pass, .first = first + i, .n = end - i, .out = pass->scratch.attention + i * row};
-        attend_tile(pass, &tile);
+        int r = attend_tile(pass, &tile);
+        if (r < 0)
+            return r;
     }
+    return 0;
 }
 
 void pass_finish(const struct pass *pass, uint32_t layer, float *x, const float *attention, uint32_t n)

@@ -18,8 +18,8 @@ int pass_logits_new(const struct network *network, struct pass_logits **ret_logi
         return -ENOMEM;
     size_t h = network->shape.n_embd, vocab = network->shape.n_vocab;
     logits->network = network;
-    logits->h = network->ops->alloc(network->backend, PASS_LOGIT_ROWS * h * sizeof(float));
-    logits->logits = network->ops->alloc(network->backend, PASS_LOGIT_ROWS * vocab * sizeof(float));
+    logits->h = backend_shared_alloc(network->ops, network->backend, PASS_LOGIT_ROWS * h * sizeof(float));
+    logits->logits = backend_shared_alloc(network->ops, network->backend, PASS_LOGIT_ROWS * vocab * sizeof(float));
     if (logits->h == NULL || logits->logits == NULL) {
         pass_logits_free(logits);
         return -ENOMEM;
@@ -56,7 +56,7 @@ static void log_sum(void *context, uint32_t item, uint32_t thread)
     logits->log_sums[item] = (double)max + log(sum);
 }
 
-static void compute(struct pass_logits *logits, struct pool *pool, const float *x)
+static int compute(struct pass_logits *logits, struct pool *pool, const float *x)
 {
     const struct network *network = logits->network;
     const struct model_shape *shape = &network->shape;
@@ -64,19 +64,27 @@ static void compute(struct pass_logits *logits, struct pool *pool, const float *
     network->ops->rms_norm(network->backend, x + (size_t)logits->first * shape->n_embd, logits->n, shape->n_embd,
                            network->output_norm, shape->rms_eps, logits->h);
     network->ops->matmul(network->backend, &output, 1, logits->h, logits->n, &logits->logits);
-    pool_run(pool, logits->n, log_sum, logits);
+    int r = backend_wait(network->ops, network->backend);
+    if (r == 0)
+        pool_run(pool, logits->n, log_sum, logits);
+    return r;
 }
 
-void pass_logits_read(struct pass_logits *logits, struct pool *pool, const float *x, uint32_t n_rows, uint32_t row,
-                      float *logprobs)
+int pass_logits_read(struct pass_logits *logits, struct pool *pool, const float *x, uint32_t n_rows, uint32_t row,
+                     float *logprobs)
 {
     if (row < logits->first || row >= logits->first + logits->n) {
         logits->first = row / PASS_LOGIT_ROWS * PASS_LOGIT_ROWS;
         logits->n = n_rows - logits->first < PASS_LOGIT_ROWS ? n_rows - logits->first : PASS_LOGIT_ROWS;
-        compute(logits, pool, x);
+        int r = compute(logits, pool, x);
+        if (r < 0) {
+            logits->n = 0;
+            return r;
+        }
     }
     uint32_t n_vocab = logits->network->shape.n_vocab, index = row - logits->first;
     const float *from = logits->logits + (size_t)index * n_vocab;
     for (uint32_t i = 0; i < n_vocab; i++)
         logprobs[i] = (float)((double)from[i] - logits->log_sums[index]);
+    return 0;
 }

@@ -78,15 +78,15 @@ void pass_scratch_fini(struct pass *pass);
 
 /*
  * From hidden states x [n][n_embd] (n <= PASS_MAX_ROWS) to queries q [n][n_heads][head_dim] and to encoded rows, which go to
- * rows [n_kv_heads][head_rows], from number `first` of each head on.
+ * rows [n_kv_heads][head_rows], from number `first` of each head on. Errors of these: the device's (backend_device.h).
  */
-void pass_project(const struct pass *pass, uint32_t layer, const float *x, const uint32_t *positions, uint32_t n,
-                  float *q, uint8_t *rows, uint32_t head_rows, uint32_t first);
+int pass_project(const struct pass *pass, uint32_t layer, const float *x, const uint32_t *positions, uint32_t n,
+                 float *q, uint8_t *rows, uint32_t head_rows, uint32_t first);
 /* Sums of the whole blocks of [n_kv_heads][n_blocks] blocks of rows. sums [n_kv_heads][n_whole][K|V][head_dim] at head_sums. */
 void pass_sum_blocks(const struct pass *pass, const uint8_t *rows, uint32_t n_blocks, uint32_t n_whole, float *sums,
                      uint32_t head_sums);
 /* Exact attention of positions [first, first + n), n <= PASS_MAX_ROWS, of the layer at hand; to scratch.attention. */
-void pass_attend(const struct pass *pass, uint32_t first, uint32_t n);
+int pass_attend(const struct pass *pass, uint32_t first, uint32_t n);
 /* x [n][n_embd] <- the layer's output, from its attention [n][n_heads][head_dim]; any n. */
 void pass_finish(const struct pass *pass, uint32_t layer, float *x, const float *attention, uint32_t n);
 
@@ -95,5 +95,5 @@ void pass_finish(const struct pass *pass, uint32_t layer, float *x, const float 
 int pass_logits_new(const struct network *network, struct pass_logits **ret_logits); /* -ENOMEM */
 struct pass_logits *pass_logits_free(struct pass_logits *logits);                    /* accepts NULL, returns NULL */
 /* Log-probabilities [n_vocab] from row `row` of x [n_rows][n_embd], always the same x. */
-void pass_logits_read(struct pass_logits *logits, struct pool *pool, const float *x, uint32_t n_rows, uint32_t row,
-                      float *logprobs);
+int pass_logits_read(struct pass_logits *logits, struct pool *pool, const float *x, uint32_t n_rows, uint32_t row,
+                     float *logprobs);

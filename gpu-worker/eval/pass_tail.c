@@ -41,7 +41,7 @@ static int allocate(struct pass_tail *tail)
         {&tail->sums, blocks * 2 * d * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        void *memory = network->ops->alloc(network->backend, parts[i].n_bytes);
+        void *memory = backend_shared_alloc(network->ops, network->backend, parts[i].n_bytes);
         if (memory == NULL)
             return -ENOMEM;
         memcpy(parts[i].memory, &memory, sizeof(memory));
@@ -85,9 +85,12 @@ int pass_tail_advance(struct pass_tail *tail)
         return 0;
     for (uint32_t i = 0, n; i < tail->n; i += n) {
         n = tail->n - i < PASS_MAX_ROWS ? tail->n - i : PASS_MAX_ROWS;
-        pass_project(pass, tail->layer, tail->x + (size_t)i * shape->n_embd, pass->positions + tail->first + i, n,
-                     tail->q + (size_t)i * shape->n_heads * shape->head_dim, tail->rows,
-                     tail->n_blocks * LAYOUT_BLOCK_TOKENS, i);
+        tail->error =
+            pass_project(pass, tail->layer, tail->x + (size_t)i * shape->n_embd, pass->positions + tail->first + i, n,
+                         tail->q + (size_t)i * shape->n_heads * shape->head_dim, tail->rows,
+                         tail->n_blocks * LAYOUT_BLOCK_TOKENS, i);
+        if (tail->error < 0)
+            return tail->error;
     }
     uint32_t n_whole = tail->n / LAYOUT_BLOCK_TOKENS;
     pass_sum_blocks(pass, tail->rows, tail->n_blocks, n_whole, tail->sums, n_whole);
