@@ -45,4 +45,4 @@ CODE_FOLDERS = sorted(OURS) + ["tests"]
 # External symbols that no file of ours chooses: the program's, the sanitizers', the protobuf compiler's.
 FREE_SYMBOLS = [r"main", r"__.*"]
 # The emulation stands in for the CUDA runtime: names are NVIDIA's, and those of C++.
-GENERATED_OBJECTS = [r".*\.pb-c\.c\.o", r"emulation(_memory|_blas)?\.cpp\.o"]
+GENERATED_OBJECTS = [r".*\.pb-c\.c\.o", r"emulation(_[a-z]+)?\.cpp\.o"]

@@ -61,8 +61,8 @@ static unsigned int n_threads, n_done, n_at_barrier;
 static unsigned int lanes_waiting[MAX_THREADS / 32];
 static uint64_t random_state; /* 0: in order */
 static const char *kernel_name;
-static void (*thread_call)(void *context);
-static void *thread_context;
+static void (*thread_call)(const void *call);
+static const void *thread_context;
 
 extern "C" void emulation_set_seed(uint64_t seed)
 {
@@ -363,25 +363,26 @@ static void run_block(size_t dynamic_bytes)
     }
 }
 
-void emulation_run(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes,
-                   void (*call)(void *context), void *context)
+cudaError_t emulation_check_launch(const struct emulation_kernel *kernel)
 {
-    const uint64_t n_blocks = (uint64_t)grid.x * grid.y * grid.z;
+    const dim3 grid = kernel->grid, block = kernel->block;
     if (kernel_name)
-        emulation_fail("a kernel launches %s", kernel);
-    if (!n_blocks || !block.x || !block.y || !block.z || (uint64_t)block.x * block.y * block.z > MAX_THREADS ||
-        grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
-        emulation_set_error(cudaErrorInvalidConfiguration);
-        return;
-    }
-    if (shared_bytes > emulation_shared_limit(function)) {
-        emulation_set_error(cudaErrorInvalidValue);
-        return;
-    }
+        emulation_fail("a kernel launches %s", kernel->name);
+    if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z ||
+        (uint64_t)block.x * block.y * block.z > MAX_THREADS || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+        return cudaErrorInvalidConfiguration;
+    return kernel->shared_bytes > emulation_shared_limit(kernel->function) ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+void emulation_run(const struct emulation_kernel *kernel, const void *call)
+{
+    const dim3 grid = kernel->grid, block = kernel->block;
+    const uint64_t n_blocks = (uint64_t)grid.x * grid.y * grid.z;
+    const size_t shared_bytes = kernel->shared_bytes;
     n_threads = block.x * block.y * block.z;
-    kernel_name = kernel;
-    thread_call = call;
-    thread_context = context;
+    kernel_name = kernel->name;
+    thread_call = kernel->thread;
+    thread_context = call;
     emulation_place.grid = grid;
     emulation_place.block = block;
     emulation_place.dynamic_shared = (unsigned char *)emulation_guarded_alloc(shared_bytes);

@@ -1,7 +1,7 @@
 /*
  * emulation.h - kernels on the CPU: the blocks of a launch run one after the other, the threads of a block as fibres.
  *
- * Owner      the thread that launches; one emulated device a process.
+ * Owner      the thread that launches, one at a time; one emulated device a process.
  * Order      threads of a block run in order, each up to its next barrier; with a seed, blocks and the threads between
  *            barriers run in random order, so that a missing barrier shows.
  * Checks     one line and abort: threads of a block at different barriers, or some at none; a warp operation with a mask that
@@ -12,6 +12,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include <functional>
 
 #include <cuda_runtime_api.h>
 
@@ -59,16 +61,58 @@ uint64_t emulation_warp(unsigned int mask, uint64_t value, uint64_t argument, em
                         const char *file, int line);
 
 void emulation_check_pointer(const char *kernel, int argument, const volatile void *pointer);
-void emulation_run(const char *kernel, const void *function, dim3 grid, dim3 block, size_t shared_bytes,
-                   void (*call)(void *context), void *context);
+
+/* A launch but for its arguments, which lie in a struct `call` of the launcher's. */
+struct emulation_kernel {
+    const char *name;
+    const void *function;
+    dim3 grid, block;
+    size_t shared_bytes;
+    void (*check)(const char *name, const void *call); /* the pointers among them */
+    void (*thread)(const void *call);                  /* runs as one thread */
+};
+
+/* Into a stream; errors as cudaGetLastError() gives them. `call` is copied byte by byte where it is kept. */
+void emulation_launch(const struct emulation_kernel *kernel, cudaStream_t stream, const void *call, size_t n_bytes);
 
 /* ---- between the files of the emulation ---- */
 
-/* Fails unless all bytes are in one allocation of the device; `what` names them. */
-void emulation_check_device(const void *memory, size_t n_bytes, const char *what);
+/* emulation.cpp */
+cudaError_t emulation_check_launch(const struct emulation_kernel *kernel);
+void emulation_run(const struct emulation_kernel *kernel, const void *call);
 
+/* Calls of the runtime by what they do; see emulation_fail_call(). */
+enum emulation_call {
+    EMULATION_ASKS,
+    EMULATION_ALLOCATES, /* memory: not while this thread captures */
+    EMULATION_CREATES,   /* anything else */
+    EMULATION_WORKS,     /* gives work to a stream */
+    EMULATION_RECORDS,   /* to one that captures */
+    EMULATION_WAITS,     /* for what was given; not while this thread captures */
+    EMULATION_FREES,     /* memory: not while this thread captures */
+    EMULATION_DESTROYS,
+};
+
+/* emulation_device.cpp: what a call begins with: the error that it is to return. emulation_error() notes and gives one. */
+cudaError_t emulation_begin(enum emulation_call call);
+cudaError_t emulation_begin_launch(void);
+cudaError_t emulation_error(cudaError_t error);
+
+/* emulation_memory.cpp; emulation_check_device() fails unless all bytes are in one allocation of the device; `what` names them. */
+void emulation_check_device(const void *memory, size_t n_bytes, const char *what);
+void emulation_memory_bytes(size_t *free_bytes, size_t *total_bytes);
+size_t emulation_n_ranges(void);
 size_t emulation_shared_limit(const void *function);
-void emulation_set_error(cudaError_t error);
+void emulation_set_shared_limit(const void *function, size_t n_bytes);
 void emulation_check_guards(const char *when);
 void *emulation_guarded_alloc(size_t n_bytes);
 void emulation_guarded_free(void *memory, const char *when);
+
+/* emulation_streams.cpp; the work is recorded where emulation_is_recording(), done at once otherwise */
+cudaError_t emulation_begin_work(cudaStream_t stream);
+bool emulation_is_recording(cudaStream_t stream);
+void emulation_record(cudaStream_t stream, std::function<void()> operation);
+cudaError_t emulation_spoil(cudaStream_t stream, cudaError_t error); /* its capture; gives the error */
+cudaError_t emulation_capture_forbids(void);                         /* this thread to allocate and to wait */
+cudaError_t emulation_legacy_forbids(void);                          /* work of the stream NULL */
+void emulation_count_object(int more);                               /* 1: it lives, -1: no more */

@@ -82,13 +82,20 @@ static void multiply(cublasOperation_t op_a, cublasOperation_t op_b, int m, int 
 
 cublasStatus_t cublasCreate(cublasHandle_t *handle)
 {
+    const cudaError_t error = emulation_begin(EMULATION_ALLOCATES);
+    if (error)
+        return error == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED : CUBLAS_STATUS_NOT_INITIALIZED;
     *handle = new cublasContext{};
+    emulation_count_object(1);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasDestroy(cublasHandle_t handle)
 {
+    if (!handle)
+        return CUBLAS_STATUS_NOT_INITIALIZED;
     delete handle;
+    emulation_count_object(-1);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -97,6 +104,17 @@ cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
     if (!handle)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     handle->stream = stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *workspace, size_t n_bytes)
+{
+    if (!handle)
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    if ((uintptr_t)workspace % 256)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (n_bytes)
+        emulation_check_device(workspace, n_bytes, "workspace of cuBLAS");
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -141,18 +159,26 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
         return CUBLAS_STATUS_INVALID_VALUE;
     if (!is_supported(a_type, b_type, c_type, compute))
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (emulation_begin_work(handle->stream))
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!m || !n)
         return CUBLAS_STATUS_SUCCESS;
-    for (int i = 0; i < n_batch; i++) {
-        const auto at = [i](const void *base, long long int stride, cudaDataType type) {
-            return (void *)((uintptr_t)base + (uintptr_t)(stride * i) * number_bytes(type));
-        };
-        const struct matrix in_a = {at(a, stride_a, a_type), a_type, a_rows, transa == CUBLAS_OP_T ? m : k, lda};
-        const struct matrix in_b = {at(b, stride_b, b_type), b_type, b_rows, transb == CUBLAS_OP_T ? k : n, ldb};
-        const struct matrix out = {at(c, stride_c, c_type), c_type, m, n, ldc};
-        multiply(transa, transb, m, n, k, *static_cast<const float *>(alpha), &in_a, &in_b,
-                 *static_cast<const float *>(beta), &out);
-    }
+    const float by = *static_cast<const float *>(alpha), kept = *static_cast<const float *>(beta);
+    const auto multiply_all = [=] {
+        for (int i = 0; i < n_batch; i++) {
+            const auto at = [i](const void *base, long long int stride, cudaDataType type) {
+                return (void *)((uintptr_t)base + (uintptr_t)(stride * i) * number_bytes(type));
+            };
+            const struct matrix in_a = {at(a, stride_a, a_type), a_type, a_rows, transa == CUBLAS_OP_T ? m : k, lda};
+            const struct matrix in_b = {at(b, stride_b, b_type), b_type, b_rows, transb == CUBLAS_OP_T ? k : n, ldb};
+            const struct matrix out = {at(c, stride_c, c_type), c_type, m, n, ldc};
+            multiply(transa, transb, m, n, k, by, &in_a, &in_b, kept, &out);
+        }
+    };
+    if (emulation_is_recording(handle->stream))
+        emulation_record(handle->stream, multiply_all);
+    else
+        multiply_all();
     return CUBLAS_STATUS_SUCCESS;
 }
 

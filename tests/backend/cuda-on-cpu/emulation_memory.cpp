@@ -1,12 +1,11 @@
 /*
- * emulation_memory.cpp - the CUDA runtime's calls of the host: memory with guard zones, copies that are checked, streams and
- * events that are always done. See emulation.h and cuda_runtime_api.h.
+ * emulation_memory.cpp - memory of the device and of the host with guard zones, and copies that are checked. See emulation.h
+ * and cuda_runtime_api.h.
  */
 #include "tests/backend/cuda-on-cpu/emulation.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -14,33 +13,22 @@
 #include <iterator>
 #include <map>
 
-#define GUARD_BYTES     256u /* also the alignment that cudaMalloc() promises */
-#define GUARD_PATTERN   0xa5
-#define SHARED_BYTES    (48u * 1024u)  /* of a block, unless the kernel was told otherwise */
-#define SHARED_BYTES_UP (227u * 1024u) /* what can be told: compute capability 9.0 and 10.0 */
+#define GUARD_BYTES   256u /* also the alignment that cudaMalloc() promises */
+#define GUARD_PATTERN 0xa5
+#define SHARED_BYTES  (48u * 1024u) /* of a block, unless the kernel was told otherwise */
 
-enum kind { DEVICE, HOST };
+enum kind { DEVICE, MANAGED, HOST };
 
 struct range {
     size_t n_bytes;
     enum kind kind;
-    bool owned;
-};
-
-struct CUstream_st {
-    int flags;
-};
-
-struct CUevent_st {
-    bool recorded, timed;
-    struct timespec at;
+    bool owned; /* of HOST: by cudaMallocHost(), not registered */
 };
 
 static std::map<uintptr_t, struct range> ranges; /* by address: device memory, and host memory the device may touch */
 static std::map<const void *, size_t> shared_limits;
 static size_t device_bytes = (size_t)8 << 30, used_bytes;
 static size_t most_registered_bytes = SIZE_MAX, registered_bytes;
-static cudaError_t last_error;
 
 extern "C" void emulation_set_device_bytes(size_t n_bytes)
 {
@@ -52,15 +40,15 @@ extern "C" void emulation_set_registered_bytes(size_t n_bytes)
     most_registered_bytes = n_bytes;
 }
 
-void emulation_set_error(cudaError_t error)
+void emulation_memory_bytes(size_t *free_bytes, size_t *total_bytes)
 {
-    last_error = error;
+    *total_bytes = device_bytes;
+    *free_bytes = used_bytes < device_bytes ? device_bytes - used_bytes : 0;
 }
 
-static cudaError_t failed(cudaError_t error)
+void emulation_set_shared_limit(const void *function, size_t n_bytes)
 {
-    last_error = error;
-    return error;
+    shared_limits[function] = n_bytes;
 }
 
 size_t emulation_shared_limit(const void *function)
@@ -127,7 +115,7 @@ void emulation_check_guards(const char *when)
 {
 #if !defined(__SANITIZE_ADDRESS__)
     for (const auto &[address, range] : ranges)
-        if (range.kind == DEVICE)
+        if (range.kind != HOST)
             check_guard((const unsigned char *)address, range.n_bytes, when);
 #else
     (void)when;
@@ -151,153 +139,96 @@ void emulation_check_pointer(const char *kernel, int argument, const volatile vo
                        kernel);
 }
 
-/* ---- errors and the device ---- */
+/* ---- allocations ---- */
 
-static const struct {
-    cudaError_t error;
-    const char *name, *text;
-} errors[] = {
-    {cudaSuccess, "cudaSuccess", "no error"},
-    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
-    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
-    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
-    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
-};
-
-const char *cudaGetErrorName(cudaError_t error)
+static cudaError_t allocate(void **memory, size_t n_bytes, enum kind kind)
 {
-    for (const auto &known : errors)
-        if (known.error == error)
-            return known.name;
-    return "unrecognized error code";
-}
-
-const char *cudaGetErrorString(cudaError_t error)
-{
-    for (const auto &known : errors)
-        if (known.error == error)
-            return known.text;
-    return "unrecognized error code";
-}
-
-cudaError_t cudaGetLastError(void)
-{
-    const cudaError_t error = last_error;
-    last_error = cudaSuccess;
-    return error;
-}
-
-cudaError_t cudaPeekAtLastError(void)
-{
-    return last_error;
-}
-
-cudaError_t cudaGetDeviceCount(int *count)
-{
-    *count = 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaSetDevice(int device)
-{
-    return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice);
-}
-
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
-    *total_bytes = device_bytes;
-    *free_bytes = used_bytes < device_bytes ? device_bytes - used_bytes : 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceSynchronize(void)
-{
-    return last_error;
-}
-
-cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
-{
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || (unsigned int)value > SHARED_BYTES_UP)
-        return failed(cudaErrorInvalidValue);
-    shared_limits[function] = (size_t)value;
-    return cudaSuccess;
-}
-
-/* ---- memory ---- */
-
-cudaError_t cudaMalloc(void **memory, size_t n_bytes)
-{
+    const cudaError_t error = emulation_begin(EMULATION_ALLOCATES);
+    if (error)
+        return error;
     if (n_bytes > device_bytes || used_bytes > device_bytes - n_bytes)
-        return failed(cudaErrorMemoryAllocation);
-    if (!n_bytes) {
-        *memory = NULL;
-        return cudaSuccess;
-    }
+        return emulation_error(cudaErrorMemoryAllocation);
     *memory = emulation_guarded_alloc(n_bytes);
-    ranges[(uintptr_t)*memory] = {n_bytes, DEVICE, true};
+    ranges[(uintptr_t)*memory] = {n_bytes, kind, true};
     used_bytes += n_bytes;
     return cudaSuccess;
 }
 
+cudaError_t cudaMalloc(void **memory, size_t n_bytes)
+{
+    if (!n_bytes) {
+        *memory = NULL;
+        return cudaSuccess;
+    }
+    return allocate(memory, n_bytes, DEVICE);
+}
+
+cudaError_t cudaMallocManaged(void **memory, size_t n_bytes, unsigned int flags)
+{
+    return n_bytes && flags == cudaMemAttachGlobal ? allocate(memory, n_bytes, MANAGED)
+                                                   : emulation_error(cudaErrorInvalidValue);
+}
+
+/* A device that is lost leaves the memory to be freed: it says so and frees. */
 cudaError_t cudaFree(void *memory)
 {
-    if (!memory)
-        return cudaSuccess;
+    const cudaError_t error = memory ? emulation_begin(EMULATION_FREES) : cudaSuccess;
     const auto found = ranges.find((uintptr_t)memory);
-    if (found == ranges.end() || found->second.kind != DEVICE)
-        return failed(cudaErrorInvalidValue);
+    if (!memory || error == cudaErrorStreamCaptureUnsupported)
+        return error;
+    if (found == ranges.end() || found->second.kind == HOST)
+        return error ? error : emulation_error(cudaErrorInvalidValue);
     used_bytes -= found->second.n_bytes;
     ranges.erase(found);
     emulation_guarded_free(memory, "at cudaFree");
-    return cudaSuccess;
+    return error;
 }
 
 cudaError_t cudaMallocHost(void **memory, size_t n_bytes)
 {
-    *memory = aligned_alloc(4096, (n_bytes + 4096) / 4096 * 4096);
-    if (!*memory)
-        return failed(cudaErrorMemoryAllocation);
-    ranges[(uintptr_t)*memory] = {n_bytes, HOST, true};
+    const cudaError_t error = emulation_begin(EMULATION_ALLOCATES);
+    if (error)
+        return error;
+    void *host = aligned_alloc(4096, (n_bytes + 4096) / 4096 * 4096);
+    if (!host)
+        return emulation_error(cudaErrorMemoryAllocation);
+    *memory = host;
+    ranges[(uintptr_t)host] = {n_bytes, HOST, true};
     return cudaSuccess;
 }
 
-static cudaError_t forget_host(void *memory, bool owned)
+static cudaError_t forget_host(void *memory, bool owned, cudaError_t unknown)
 {
+    const cudaError_t error = emulation_begin(EMULATION_FREES);
     const auto found = ranges.find((uintptr_t)memory);
+    if (error == cudaErrorStreamCaptureUnsupported)
+        return error;
     if (found == ranges.end() || found->second.kind != HOST || found->second.owned != owned)
-        return failed(cudaErrorInvalidValue);
+        return error ? error : emulation_error(unknown);
+    registered_bytes -= owned ? 0 : found->second.n_bytes;
     ranges.erase(found);
-    return cudaSuccess;
-}
-
-cudaError_t cudaFreeHost(void *memory)
-{
-    if (!memory)
-        return cudaSuccess;
-    const cudaError_t error = forget_host(memory, true);
-    if (!error)
+    if (owned)
         free(memory);
     return error;
 }
 
-/* Do any of these bytes lie in a range that there is? */
-static bool is_known(const void *memory, size_t n_bytes)
+cudaError_t cudaFreeHost(void *memory)
 {
-    const auto after = ranges.lower_bound((uintptr_t)memory + n_bytes);
-    return after != ranges.begin() && std::prev(after)->first + std::prev(after)->second.n_bytes > (uintptr_t)memory;
+    return memory ? forget_host(memory, true, cudaErrorInvalidValue) : cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void *memory, size_t n_bytes, unsigned int flags)
 {
-    (void)flags;
-    if (!memory || !n_bytes || is_known(memory, n_bytes))
-        return failed(cudaErrorInvalidValue);
+    const cudaError_t error = emulation_begin(EMULATION_ALLOCATES);
+    if (error)
+        return error;
+    if (!memory || !n_bytes || flags & ~(unsigned int)(cudaHostRegisterPortable | cudaHostRegisterMapped))
+        return emulation_error(cudaErrorInvalidValue);
+    auto after = ranges.lower_bound((uintptr_t)memory + n_bytes); /* the first one that begins behind */
+    if (after != ranges.begin() && (--after)->first + after->second.n_bytes > (uintptr_t)memory)
+        return emulation_error(cudaErrorHostMemoryAlreadyRegistered);
     if (n_bytes > most_registered_bytes || registered_bytes > most_registered_bytes - n_bytes)
-        return failed(cudaErrorMemoryAllocation);
+        return emulation_error(cudaErrorMemoryAllocation);
     registered_bytes += n_bytes;
     ranges[(uintptr_t)memory] = {n_bytes, HOST, false};
     return cudaSuccess;
@@ -305,158 +236,138 @@ cudaError_t cudaHostRegister(void *memory, size_t n_bytes, unsigned int flags)
 
 cudaError_t cudaHostUnregister(void *memory)
 {
-    const auto found = ranges.find((uintptr_t)memory);
-    const size_t n_bytes = found == ranges.end() ? 0 : found->second.n_bytes;
-    const cudaError_t error = forget_host(memory, false);
-    if (!error)
-        registered_bytes -= n_bytes;
-    return error;
+    return forget_host(memory, false, cudaErrorHostMemoryNotRegistered);
 }
 
-cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned int flags)
+size_t emulation_n_ranges(void)
 {
-    const struct range *range = find_range(memory);
-    if (!range || range->kind != HOST || flags)
-        return failed(cudaErrorInvalidValue);
-    *device = memory;
-    return cudaSuccess;
+    return ranges.size();
 }
 
-/* A range of device memory must hold all bytes; host memory must not be the device's. */
-static void check_range(const void *memory, size_t n_bytes, bool on_device, const char *what)
+/* ---- copies ---- */
+
+/* What lies at an address, NULL: memory that the device does not know. Bytes beyond its end end the program. */
+static const struct range *range_of(const void *memory, size_t n_bytes, const char *what)
 {
     auto after = ranges.upper_bound((uintptr_t)memory);
-    const bool inside = after != ranges.begin() &&
-                        (uintptr_t)memory < std::prev(after)->first + std::prev(after)->second.n_bytes &&
-                        std::prev(after)->second.kind == DEVICE;
-    if (inside != on_device)
-        emulation_fail("the %s is %sdevice memory", what, on_device ? "not " : "");
-    if (inside && (uintptr_t)memory + n_bytes > std::prev(after)->first + std::prev(after)->second.n_bytes)
+    if (after == ranges.begin())
+        return NULL;
+    const auto &[address, range] = *--after;
+    if ((uintptr_t)memory >= address + range.n_bytes)
+        return NULL;
+    if ((uintptr_t)memory + n_bytes > address + range.n_bytes && (range.kind != HOST || range.owned))
         emulation_fail("%zu bytes go beyond the %s", n_bytes, what);
+    return &range;
 }
 
-/* Host memory that the driver knows a part of: it refuses to copy that. */
-static bool is_shared_out(const void *memory, size_t n_bytes)
+/* Whether some bytes but not all are in one registered range, which a device refuses. */
+static bool is_split(const void *memory, size_t n_bytes)
 {
-    if (!is_known(memory, n_bytes))
+    auto after = ranges.lower_bound((uintptr_t)memory + n_bytes);
+    if (after == ranges.begin())
         return false;
-    const auto range = std::prev(ranges.lower_bound((uintptr_t)memory + n_bytes));
-    return range->second.kind == HOST &&
-           ((uintptr_t)memory < range->first || (uintptr_t)memory + n_bytes > range->first + range->second.n_bytes);
+    const auto &[address, range] = *--after;
+    if (range.kind != HOST || address + range.n_bytes <= (uintptr_t)memory)
+        return false;
+    return address > (uintptr_t)memory || (uintptr_t)memory + n_bytes > address + range.n_bytes;
+}
+
+/* Fails unless the memory may stand on the device's side (or the host's) of a copy. */
+static void check_side(const void *memory, size_t n_bytes, bool on_device, const char *what)
+{
+    const struct range *range = range_of(memory, n_bytes, what);
+    if (range && range->kind == MANAGED)
+        return;
+    if ((range && range->kind == DEVICE) != on_device)
+        emulation_fail("the %s is %sdevice memory", what, on_device ? "not " : "");
 }
 
 void emulation_check_device(const void *memory, size_t n_bytes, const char *what)
 {
-    check_range(memory, n_bytes, true, what);
+    check_side(memory, n_bytes, true, what);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **memory, void *host, unsigned int flags)
+{
+    const cudaError_t error = emulation_begin(EMULATION_ASKS);
+    if (error)
+        return error;
+    const struct range *range = range_of(host, 1, "pinned memory");
+    if (flags || !range || range->kind != HOST)
+        return emulation_error(cudaErrorInvalidValue);
+    *memory = host;
+    return cudaSuccess;
+}
+
+static cudaError_t check_copy(const void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
+{
+    if (kind == cudaMemcpyDefault) {
+        (void)range_of(to, n_bytes, "target of a copy");
+        (void)range_of(from, n_bytes, "source of a copy");
+    } else {
+        check_side(to, n_bytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice, "target of a copy");
+        check_side(from, n_bytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice,
+                   "source of a copy");
+    }
+    return is_split(to, n_bytes) || is_split(from, n_bytes) ? emulation_error(cudaErrorInvalidValue) : cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
-    if (!n_bytes)
-        return cudaSuccess;
-    if (is_shared_out(to, n_bytes) || is_shared_out(from, n_bytes))
-        return failed(cudaErrorInvalidValue);
-    if (kind != cudaMemcpyDefault) {
-        check_range(to, n_bytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
-                    "target of a copy");
-        check_range(from, n_bytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice,
-                    "source of a copy");
-    }
-    memcpy(to, from, n_bytes);
-    return cudaSuccess;
+    cudaError_t error = emulation_begin(EMULATION_WAITS);
+    if (error || !n_bytes)
+        return error;
+    error = check_copy(to, from, n_bytes, kind);
+    if (!error)
+        memcpy(to, from, n_bytes);
+    return error;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
-    (void)stream;
-    return cudaMemcpy(to, from, n_bytes, kind);
+    cudaError_t error = emulation_begin_work(stream);
+    if (error || !n_bytes)
+        return error;
+    error = check_copy(to, from, n_bytes, kind);
+    if (error)
+        return error;
+    if (!emulation_is_recording(stream)) {
+        memcpy(to, from, n_bytes);
+        return cudaSuccess;
+    }
+    /* a device may take pageable memory, too, but when it reads it is nothing to rely on */
+    if (!find_range(to) || !find_range(from))
+        return emulation_spoil(stream, cudaErrorStreamCaptureUnsupported);
+    emulation_record(stream, [=] {
+        if (!check_copy(to, from, n_bytes, kind))
+            memcpy(to, from, n_bytes);
+    });
+    return cudaSuccess;
+}
+
+static void set(void *memory, int value, size_t n_bytes)
+{
+    check_side(memory, n_bytes, true, "memory to set");
+    memset(memory, value, n_bytes);
 }
 
 cudaError_t cudaMemset(void *memory, int value, size_t n_bytes)
 {
-    if (!n_bytes)
-        return cudaSuccess;
-    check_range(memory, n_bytes, true, "memory to set");
-    memset(memory, value, n_bytes);
-    return cudaSuccess;
+    const cudaError_t error = emulation_begin(EMULATION_WAITS);
+    if (!error && n_bytes)
+        set(memory, value, n_bytes);
+    return error;
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t n_bytes, cudaStream_t stream)
 {
-    (void)stream;
-    return cudaMemset(memory, value, n_bytes);
-}
-
-/* ---- streams and events ---- */
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
-{
-    *stream = new CUstream_st{(int)flags};
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    delete stream;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-    (void)stream;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream)
-{
-    (void)stream;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
-{
-    (void)stream;
-    (void)flags;
-    return event ? cudaSuccess : failed(cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
-{
-    *event = new CUevent_st{false, !(flags & cudaEventDisableTiming), {}};
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    delete event;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    (void)stream;
-    if (!event)
-        return failed(cudaErrorInvalidResourceHandle);
-    event->recorded = true;
-    clock_gettime(CLOCK_MONOTONIC, &event->at);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    return event ? cudaSuccess : failed(cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    return cudaEventQuery(event);
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
-{
-    if (!start || !end || !start->recorded || !end->recorded || !start->timed || !end->timed)
-        return failed(cudaErrorInvalidResourceHandle);
-    *milliseconds = (float)((double)(end->at.tv_sec - start->at.tv_sec) * 1e3 +
-                            (double)(end->at.tv_nsec - start->at.tv_nsec) * 1e-6);
+    const cudaError_t error = emulation_begin_work(stream);
+    if (error || !n_bytes)
+        return error;
+    check_side(memory, n_bytes, true, "memory to set");
+    if (emulation_is_recording(stream))
+        emulation_record(stream, [=] { set(memory, value, n_bytes); });
+    else
+        set(memory, value, n_bytes);
     return cudaSuccess;
 }

@@ -94,6 +94,19 @@ void kernels_reverse(const float *in, float *out, unsigned int n_threads, int wi
     CUDA_LAUNCH(reverse, 1, n_threads, n_threads * sizeof(float), nullptr)(in, out, with_barrier);
 }
 
+static __global__ void scale(float *x, unsigned int n, float factor)
+{
+    const unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        x[i] = x[i] * factor + 1;
+}
+
+cudaError_t kernels_scale(cudaStream_t stream, float *x, unsigned int n, float factor)
+{
+    CUDA_LAUNCH(scale, cuda_blocks(n, 64), 64, 0, stream)(x, n, factor);
+    return cudaGetLastError();
+}
+
 static __global__ void mistake(int which, float *out, unsigned int n)
 {
     CUDA_DYNAMIC_SHARED(float, shared);

@@ -23,6 +23,9 @@ void kernels_intrinsics(const unsigned int *in, unsigned int n, unsigned int *ou
 /* Reverses in [n_threads] by dynamic shared memory; with_barrier 0: the barrier is missing. */
 void kernels_reverse(const float *in, float *out, unsigned int n_threads, int with_barrier);
 
+/* x [n] <- x * factor + 1, on a stream */
+cudaError_t kernels_scale(cudaStream_t stream, float *x, unsigned int n, float factor);
+
 /* The mistakes; out [64] or NULL as the name says. Each ends the process, or is an error of the launch. */
 enum kernels_mistake {
     KERNELS_BARRIER_IN_BRANCH,

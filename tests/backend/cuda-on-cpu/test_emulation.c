@@ -258,6 +258,84 @@ static void memory(void **state)
     emulation_set_device_bytes((size_t)8 << 30);
 }
 
+static void memory_of_the_host_in_kernels(void **state)
+{
+    (void)state;
+    enum { N = 1024 };
+    static _Alignas(4096) float pages[3 * N];
+    float *managed = NULL, *pinned = NULL, *seen = NULL;
+    const size_t n_bytes = N * sizeof *managed, n_before = emulation_n_objects();
+    size_t free_bytes, free_after, total_bytes;
+    assert_int_equal(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
+    assert_int_equal(cudaMallocManaged((void **)&managed, n_bytes, cudaMemAttachGlobal), cudaSuccess);
+    assert_int_equal(cudaMallocHost((void **)&pinned, n_bytes), cudaSuccess);
+    assert_int_equal(cudaMemGetInfo(&free_after, &total_bytes), cudaSuccess);
+    assert_int_equal(free_bytes - free_after, n_bytes);
+    /* neighbours are registered in pieces, none twice */
+    assert_int_equal(cudaHostRegister(pages + N, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+                     cudaSuccess);
+    assert_int_equal(cudaHostRegister(pages, n_bytes, cudaHostRegisterDefault), cudaSuccess);
+    assert_int_equal(cudaHostRegister(pages + N / 2, n_bytes, 0), cudaErrorHostMemoryAlreadyRegistered);
+    assert_int_equal(cudaHostRegister(pages + 2 * N - 1, n_bytes, 0), cudaErrorHostMemoryAlreadyRegistered);
+    assert_int_equal(cudaHostGetDevicePointer((void **)&seen, pages + 5, 0), cudaSuccess);
+    assert_ptr_equal(seen, pages + 5);
+    assert_int_equal(cudaHostGetDevicePointer((void **)&seen, pages + 2 * N, 0), cudaErrorInvalidValue);
+
+    (void)cudaGetLastError();
+
+    float *all[] = {managed, pinned, pages, pages + N};
+    for (size_t which = 0; which < sizeof all / sizeof *all; which++) {
+        for (int i = 0; i < N; i++)
+            all[which][i] = (float)i;
+        assert_int_equal(kernels_scale(NULL, all[which], N, 2), cudaSuccess);
+        for (int i = 0; i < N; i++)
+            assert_true(all[which][i] == (float)(2 * i + 1));
+    }
+    /* managed memory stands on either side of a copy; a copy takes no two registrations */
+    void *device = device_new(NULL, n_bytes);
+    assert_int_equal(cudaMemcpy(device, managed, n_bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(cudaMemcpy(device, managed, n_bytes, cudaMemcpyDeviceToDevice), cudaSuccess);
+    assert_int_equal(cudaMemcpy(pinned, managed, n_bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    assert_int_equal(cudaMemcpy(pages, device, n_bytes, cudaMemcpyDefault), cudaSuccess);
+    assert_int_equal(cudaMemcpy(pages + N / 2, device, n_bytes, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpy(pages + 3 * N / 2, device, n_bytes, cudaMemcpyDefault), cudaErrorInvalidValue);
+    assert_memory_equal(pages, pinned, n_bytes);
+
+    assert_int_equal(cudaHostUnregister(pages), cudaSuccess);
+    assert_int_equal(cudaHostUnregister(pages), cudaErrorHostMemoryNotRegistered);
+    assert_int_equal(cudaHostUnregister(pages + N), cudaSuccess);
+    assert_int_equal(cudaFreeHost(pinned), cudaSuccess);
+    assert_int_equal(cudaFree(managed), cudaSuccess);
+    device_free(device);
+    (void)cudaGetLastError();
+    assert_int_equal(emulation_n_objects(), n_before);
+}
+
+static void what_the_device_is(void **state)
+{
+    (void)state;
+    int n = -1, value = -1;
+    char address[16];
+    struct cudaDeviceProp properties;
+    assert_int_equal(cudaGetDeviceCount(&n), cudaSuccess);
+    assert_int_equal(n, 1);
+    assert_int_equal(cudaGetDevice(&n), cudaSuccess);
+    assert_int_equal(n, 0);
+    assert_int_equal(cudaSetDevice(1), cudaErrorInvalidDevice);
+    assert_int_equal(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+    assert_string_equal(properties.name, "emulated on the CPU");
+    assert_int_equal(properties.totalGlobalMem, (size_t)8 << 30);
+    assert_int_equal(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    assert_int_equal(value, properties.major);
+    assert_int_equal(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), cudaSuccess);
+    assert_int_equal(value, properties.sharedMemPerBlockOptin);
+    assert_int_equal(cudaDeviceGetAttribute(&value, (enum cudaDeviceAttr)9999, 0), cudaErrorInvalidValue);
+    assert_int_equal(cudaDeviceGetPCIBusId(address, 12, 0), cudaErrorInvalidValue);
+    assert_int_equal(cudaDeviceGetPCIBusId(address, sizeof address, 0), cudaSuccess);
+    assert_string_equal(address, "ffff:ff:1f.7");
+    (void)cudaGetLastError();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +347,8 @@ int main(void)
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(launches_that_a_device_refuses),
         cmocka_unit_test(memory),
+        cmocka_unit_test(memory_of_the_host_in_kernels),
+        cmocka_unit_test(what_the_device_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -127,7 +127,8 @@ static void shown_in_pieces(void **state)
         assert_null(cuda_host_find(backend, memory + n_bytes, 1));
         device->hide(backend, memory, n_bytes);
         assert_null(cuda_host_find(backend, memory, 1));
-        assert_int_equal(cudaHostUnregister(memory), cudaErrorInvalidValue); /* the driver has none of it any more */
+        assert_int_equal(cudaHostUnregister(memory),
+                         cudaErrorHostMemoryNotRegistered); /* the driver has none of it any more */
         (void)cudaGetLastError();
         device->hide(backend, memory, n_bytes);
     }
@@ -143,7 +144,7 @@ static void shown_in_pieces(void **state)
     assert_non_null(cuda_host_find(backend, memory + 16 * MIB, 8 * MIB));
     assert_int_equal(device->finish(backend), 0);
     backend_cuda.close(backend); /* unregisters the rest */
-    assert_int_equal(cudaHostUnregister(memory), cudaErrorInvalidValue);
+    assert_int_equal(cudaHostUnregister(memory), cudaErrorHostMemoryNotRegistered);
     (void)cudaGetLastError();
     munmap(memory, n_bytes);
 }

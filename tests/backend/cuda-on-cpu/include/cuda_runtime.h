@@ -78,42 +78,52 @@ static inline float4 make_float4(float x, float y, float z, float w)
 /* ---- launches: CUDA_LAUNCH of gpu-worker/backend/cuda/cuda.cuh ---- */
 
 template <typename... Parameters> struct emulation_launcher {
-    void (*kernel)(Parameters...);
-    const char *name;
-    dim3 grid, block;
-    size_t shared_bytes;
-
-    emulation_launcher(void (*kernel_)(Parameters...), const char *name_, dim3 grid_, dim3 block_, size_t shared_bytes_,
-                       cudaStream_t)
-        : kernel(kernel_), name(name_), grid(grid_), block(block_), shared_bytes(shared_bytes_)
-    {
-    }
-
     struct call {
         void (*kernel)(Parameters...);
         std::tuple<Parameters...> arguments;
     };
+    static_assert((std::is_trivially_copyable_v<Parameters> && ...));
+
+    void (*kernel)(Parameters...);
+    struct emulation_kernel launch;
+    cudaStream_t stream;
+
+    emulation_launcher(void (*kernel_)(Parameters...), const char *name, dim3 grid, dim3 block, size_t shared_bytes,
+                       cudaStream_t stream_)
+        : kernel(kernel_), launch{name,         reinterpret_cast<const void *>(kernel_),
+                                  grid,         block,
+                                  shared_bytes, check_all,
+                                  run_thread},
+          stream(stream_)
+    {
+    }
 
     void operator()(Parameters... arguments) const
     {
-        int n = 0;
-        (check(n++, arguments), ...);
-        call one{kernel, {arguments...}};
-        emulation_run(
-            name, reinterpret_cast<const void *>(kernel), grid, block, shared_bytes,
-            [](void *context) {
-                call *to = static_cast<call *>(context);
-                std::apply(to->kernel, to->arguments);
-            },
-            &one);
+        const call one{kernel, {arguments...}};
+        emulation_launch(&launch, stream, &one, sizeof one);
     }
 
-    template <typename Argument> void check(int n, const Argument &argument) const
+    static void run_thread(const void *context)
+    {
+        const call *to = static_cast<const call *>(context);
+        std::apply(to->kernel, to->arguments);
+    }
+
+    static void check_all(const char *name, const void *context)
+    {
+        int n = 0;
+        std::apply([&](const Parameters &...arguments) { (check(name, n++, arguments), ...); },
+                   static_cast<const call *>(context)->arguments);
+        (void)n;
+    }
+
+    template <typename Argument> static void check(const char *name, int n, const Argument &argument)
     {
         if constexpr (std::is_pointer_v<Argument>)
             emulation_check_pointer(name, n, argument);
         else
-            (void)n, (void)argument;
+            (void)name, (void)n, (void)argument;
     }
 };
 
