@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu-worker/backend/cuda/cuda.cuh"
+#include "gpu-worker/backend/cuda/cuda_keys.h"
 #include "gpu-worker/keys/key_scale.h"
 
 #define KEYS_OF_TILE  64u
@@ -68,6 +69,37 @@ static __device__ __forceinline__ void cuda_dot16(const float *queries, const in
         dots[first] = __shfl_sync(CUDA_ALL_LANES, sum, 0);
         if (first + 1 < n_at_once)
             dots[first + 1] = __shfl_sync(CUDA_ALL_LANES, sum, 16);
+    }
+}
+
+/* Number i of a row's K. */
+static __device__ __forceinline__ float cuda_key_number(const uint8_t *row, enum kernels_rows codec, uint32_t scales_at,
+                                                        uint32_t i)
+{
+    if (codec == KERNELS_ROWS_F16)
+        return __half2float(__ushort_as_half(reinterpret_cast<const uint16_t *>(row)[i]));
+    const uint16_t scale = reinterpret_cast<const uint16_t *>(row + scales_at)[i / 32]; /* a group of q8_0 */
+    return static_cast<float>(reinterpret_cast<const int8_t *>(row)[i]) * __half2float(__ushort_as_half(scale));
+}
+
+/* Tile t of a run, and its side. */
+static __device__ __forceinline__ const uint8_t *cuda_key_tile(const struct cuda_key_run &run, uint32_t t,
+                                                               uint32_t tile_bytes)
+{
+    return run.chunks[t / CUDA_KEY_CHUNK_TILES] + run.tiles + t % CUDA_KEY_CHUNK_TILES * tile_bytes;
+}
+static __device__ __forceinline__ float cuda_key_side(const struct cuda_key_run &run, uint32_t t)
+{
+    return reinterpret_cast<const float *>(run.chunks[t / CUDA_KEY_CHUNK_TILES] + run.sides)[t % CUDA_KEY_CHUNK_TILES];
+}
+
+/* The largest score that a warp has found for a query head, `most` in each lane, is told. */
+static __device__ __forceinline__ void cuda_key_largest(const struct cuda_key_run &run, uint32_t query, float most)
+{
+    most = cuda_warp_max(most);
+    if (cuda_lane() == 0 && most > -INFINITY) {
+        const uint32_t bits = __float_as_uint(most); /* cuda_keys_order() */
+        atomicMax(&run.largest[query], bits & 0x80000000u ? ~bits : bits | 0x80000000u);
     }
 }
 

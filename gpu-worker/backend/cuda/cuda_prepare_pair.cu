@@ -9,6 +9,9 @@
  */
 #include "gpu-worker/backend/cuda/cuda_keys.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "gpu-worker/backend/cuda/cuda_keys.cuh"
 #include "gpu-worker/backend/cuda/cuda_pair_table.cuh"
 
@@ -114,50 +117,57 @@ cudaError_t cuda_prepare_pair(const struct cuda_queue *queue, uint32_t n_queries
     return cudaGetLastError();
 }
 
-/* Copies an array behind what is there already; *at is moved on. */
+/* Room for an array behind what is there already, in the copy on the host; *at is moved on. */
 template <typename type>
-static cudaError_t put(uint8_t *memory, size_t *at, const type *from, size_t n, const type **ret_there)
+static const type *put(uint8_t *host, const uint8_t *memory, size_t *at, const type *from, size_t n)
 {
-    *ret_there = reinterpret_cast<const type *>(memory + *at);
-    void *to = memory + *at;
+    const type *there = reinterpret_cast<const type *>(memory + *at);
+    if (host && n)
+        memcpy(host + *at, from, n * sizeof *from);
     *at += (n * sizeof *from + 63) / 64 * 64;
-    return n ? cudaMemcpy(to, from, n * sizeof *from, cudaMemcpyHostToDevice) : cudaSuccess;
+    return there;
 }
 
-cudaError_t cuda_prepare_pair_table(const struct pair_table *table, struct cuda_pair_table **ret_table)
+/* The table as it will lie at `memory`; host NULL: only its bytes are counted. */
+static size_t lay_out(const struct pair_table *table, uint8_t *host, const uint8_t *memory)
 {
     const uint32_t n = table->n_coordinates, d = table->layout.head_dim, n_groups = table->layout.n_groups;
     const size_t n_factors = table->dense ? static_cast<size_t>(n) * d : n;
     struct cuda_pair_table there = {};
+    size_t at = (sizeof there + 63) / 64 * 64;
     there.head_dim = d;
     there.n_groups = n_groups;
     there.n_coordinates = n;
     there.is_klt = table->layout.is_klt;
     there.dense = table->dense;
-    void *memory;
-    cudaError_t error = cudaMalloc(&memory, table->n_bytes + sizeof there + 64);
-    if (error != cudaSuccess)
-        return error;
-    uint8_t *bytes = static_cast<uint8_t *>(memory);
-    size_t at = (sizeof there + 63) / 64 * 64;
-    const cudaError_t errors[] = {
-        put(bytes, &at, table->dimension, table->dense ? 0 : n, &there.dimension),
-        put(bytes, &at, table->analysis, n_factors, &there.analysis),
-        put(bytes, &at, table->synthesis, n_factors, &there.synthesis),
-        put(bytes, &at, table->inverse_spread, n, &there.inverse_spread),
-        put(bytes, &at, table->along, n, &there.along),
-        put(bytes, &at, table->direction, d, &there.direction),
-        put(bytes, &at, table->groups, n_groups, &there.groups),
-        put(bytes, &at, table->codewords, static_cast<size_t>(n) * PAIR_CODEWORDS, &there.codewords),
-        put(bytes, &at, table->half_squares, static_cast<size_t>(n_groups) * PAIR_CODEWORDS, &there.half_squares),
-        cudaMemcpy(memory, &there, sizeof there, cudaMemcpyHostToDevice),
-    };
-    for (const cudaError_t one : errors)
-        error = error == cudaSuccess ? one : error;
-    if (error != cudaSuccess) {
-        cudaFree(memory);
-        return error;
-    }
-    *ret_table = static_cast<struct cuda_pair_table *>(memory);
-    return cudaSuccess;
+    there.dimension = put(host, memory, &at, table->dimension, table->dense ? 0 : n);
+    there.analysis = put(host, memory, &at, table->analysis, n_factors);
+    there.synthesis = put(host, memory, &at, table->synthesis, n_factors);
+    there.inverse_spread = put(host, memory, &at, table->inverse_spread, n);
+    there.along = put(host, memory, &at, table->along, n);
+    there.direction = put(host, memory, &at, table->direction, d);
+    there.groups = put(host, memory, &at, table->groups, n_groups);
+    there.codewords = put(host, memory, &at, table->codewords, static_cast<size_t>(n) * PAIR_CODEWORDS);
+    there.half_squares = put(host, memory, &at, table->half_squares, static_cast<size_t>(n_groups) * PAIR_CODEWORDS);
+    if (host)
+        memcpy(host, &there, sizeof there);
+    return at;
+}
+
+size_t cuda_prepare_pair_table_bytes(const struct pair_table *table)
+{
+    return lay_out(table, NULL, NULL);
+}
+
+cudaError_t cuda_prepare_pair_table(const struct cuda_queue *queue, const struct pair_table *table, void *memory)
+{
+    const size_t n_bytes = lay_out(table, NULL, NULL);
+    uint8_t *host = static_cast<uint8_t *>(calloc(1, n_bytes));
+    if (!host)
+        return cudaErrorMemoryAllocation;
+    lay_out(table, host, static_cast<uint8_t *>(memory));
+    /* from pageable memory: read before the call returns, in order in the stream */
+    const cudaError_t error = cudaMemcpyAsync(memory, host, n_bytes, cudaMemcpyHostToDevice, queue->stream);
+    free(host);
+    return error;
 }

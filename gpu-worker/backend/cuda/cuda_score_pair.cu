@@ -86,11 +86,15 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 2)
     __syncthreads();
 
     const uint32_t n_rows = run.n_groups / 2, n_warps = blockDim.x / CUDA_WARP;
-    const size_t scales_offset = n_rows * KEYS_OF_TILE, along_offset = scales_offset + KEYS_OF_TILE;
-    const size_t mean_offset = along_offset + (is_klt ? 0 : KEYS_OF_TILE);
-    const size_t tile_bytes = mean_offset + (head_dim + 63) / 64 * 64;
+    const uint32_t scales_offset = n_rows * KEYS_OF_TILE, along_offset = scales_offset + KEYS_OF_TILE;
+    const uint32_t mean_offset = along_offset + (is_klt ? 0 : KEYS_OF_TILE);
+    const uint32_t tile_bytes = mean_offset + (head_dim + 63) / 64 * 64;
+    float most[n_at_once];
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++)
+        most[n] = -INFINITY;
     for (uint32_t t = blockIdx.x * n_warps + threadIdx.x / CUDA_WARP; t < run.n_tiles; t += gridDim.x * n_warps) {
-        const uint8_t *tile = static_cast<const uint8_t *>(run.tiles) + t * tile_bytes;
+        const uint8_t *tile = cuda_key_tile(run, t, tile_bytes);
         const uint16_t *two_keys = reinterpret_cast<const uint16_t *>(tile) + cuda_lane();
         float dots[n_at_once];
         cuda_dot16<n_at_once>(given, reinterpret_cast<const int8_t *>(tile + mean_offset), n_sixteenths, dots);
@@ -109,7 +113,7 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 2)
             look_up<n_fours>(table, scales & 15u, sums[0]);
             look_up<n_fours>(table, scales >> 8 & 15u, sums[1]);
         }
-        const uint32_t side = __float_as_uint(run.sides[t]);
+        const uint32_t side = __float_as_uint(cuda_key_side(run, t));
         const float mean_step = __uint_as_float(side & ~255u), along_step = cuda_scale_value(side & 255u);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
@@ -121,12 +125,21 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 2)
                 const float4 q = numbers[n];
                 const float x = static_cast<float>(sum_of(&sums[k][n / 4], n % 4));
                 const float base = (q.z * mean_step) * dots[n];
+                const uint32_t key = 2 * cuda_lane() + k;
+                const float score = fmaf(a, fmaf(x, q.x, q.y), fmaf(steps, q.w * along_step, base));
                 if (first_query + n < n_queries)
-                    run.scores[(first_query + n) * stride + static_cast<size_t>(t) * KEYS_OF_TILE + 2 * cuda_lane() +
-                               k] = fmaf(a, fmaf(x, q.x, q.y), fmaf(steps, q.w * along_step, base));
+                    run.scores[(first_query + n) * stride + static_cast<size_t>(t) * KEYS_OF_TILE + key] = score;
+                if (score > most[n] && (t || key >= CUDA_KEY_SINKS))
+                    most[n] = score;
             }
         }
     }
+    if (!run.largest)
+        return;
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++)
+        if (first_query + n < n_queries)
+            cuda_key_largest(run, first_query + n, most[n]);
 }
 
 template <bool is_klt, uint32_t n_fours>

@@ -22,6 +22,7 @@
 struct spaces {
     uint32_t first, n; /* of this launch */
     uint32_t n_centroids, head_dim, n_high, tile_bytes;
+    bool is_last; /* launch: its sums are the scores */
 };
 
 /* The number of a key in a sub-space's part of a tile. */
@@ -62,9 +63,13 @@ CUDA_HOT static __global__ void __launch_bounds__(256)
     __syncthreads();
 
     const uint32_t n_warps = blockDim.x / CUDA_WARP, space_bytes = KEYS_OF_TILE / 8 * (8 + spaces.n_high);
+    float most[n_at_once];
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++)
+        most[n] = -INFINITY;
     for (uint32_t t = blockIdx.x * n_warps + threadIdx.x / CUDA_WARP; t < run.n_tiles; t += gridDim.x * n_warps) {
-        const uint8_t *packed = static_cast<const uint8_t *>(run.tiles) + static_cast<size_t>(t) * spaces.tile_bytes +
-                                static_cast<size_t>(spaces.first) * space_bytes;
+        const uint8_t *packed =
+            cuda_key_tile(run, t, spaces.tile_bytes) + static_cast<size_t>(spaces.first) * space_bytes;
         float *to = run.scores + first_query * stride + static_cast<size_t>(t) * KEYS_OF_TILE + cuda_lane();
         float sums[2][n_at_once];
 #pragma unroll
@@ -91,10 +96,19 @@ CUDA_HOT static __global__ void __launch_bounds__(256)
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++)
 #pragma unroll
-            for (uint32_t n = 0; n < n_at_once; n++)
+            for (uint32_t n = 0; n < n_at_once; n++) {
                 if (first_query + n < n_queries)
                     to[n * stride + 32 * k] = sums[k][n];
+                if (sums[k][n] > most[n] && (t || k || cuda_lane() >= CUDA_KEY_SINKS))
+                    most[n] = sums[k][n];
+            }
     }
+    if (!run.largest || !spaces.is_last)
+        return;
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++)
+        if (first_query + n < n_queries)
+            cuda_key_largest(run, first_query + n, most[n]);
 }
 
 template <uint32_t n_dims, uint32_t n_at_once>
@@ -120,8 +134,13 @@ static cudaError_t launch(const struct cuda_queue *queue, uint32_t n_centroids, 
         return error;
     for (uint32_t first = 0; first < table.n_spaces; first += fit) {
         const uint32_t n = table.n_spaces - first < fit ? table.n_spaces - first : fit;
-        const struct spaces spaces = {
-            first, n, n_centroids, head_dim, pq_bits(n_centroids) - 8, static_cast<uint32_t>(pq_tile_bytes(&table))};
+        const struct spaces spaces = {first,
+                                      n,
+                                      n_centroids,
+                                      head_dim,
+                                      pq_bits(n_centroids) - 8,
+                                      static_cast<uint32_t>(pq_tile_bytes(&table)),
+                                      first + n == table.n_spaces};
         CUDA_LAUNCH((score_pq<n_dims, n_at_once>), grid, n_threads,
                     n * (space_room + n_dims * n_at_once * sizeof(float)), queue->stream)
         (runs, spaces, n_queries, stride);

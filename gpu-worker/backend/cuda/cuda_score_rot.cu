@@ -104,9 +104,13 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 2)
     __syncthreads();
 
     const uint32_t n_warps = blockDim.x / CUDA_WARP;
+    float most[n_at_once];
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++)
+        most[n] = -INFINITY;
     for (uint32_t t = blockIdx.x * n_warps + threadIdx.x / CUDA_WARP; t < run.n_tiles; t += gridDim.x * n_warps) {
-        const uint8_t *tile = static_cast<const uint8_t *>(run.tiles) + static_cast<size_t>(t) * shape.tile_bytes;
-        const float side = run.sides[t];
+        const uint8_t *tile = cuda_key_tile(run, t, shape.tile_bytes);
+        const float side = cuda_key_side(run, t);
         float dots[n_at_once];
         cuda_dot16<n_at_once>(given, reinterpret_cast<const int8_t *>(tile + shape.mean_offset), n_groups, dots);
         int sums[2][n_at_once] = {};
@@ -134,12 +138,20 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 2)
             for (uint32_t n = 0; n < n_at_once; n++) {
                 const float4 q = numbers[n];
                 const float x = static_cast<float>(sums[k][n]) - q.y;
+                const float score = fmaf(a * x, q.x, (q.z * side) * dots[n]);
                 if (first_query + n < n_queries)
-                    run.scores[(first_query + n) * stride + static_cast<size_t>(t) * KEYS_OF_TILE + key] =
-                        fmaf(a * x, q.x, (q.z * side) * dots[n]);
+                    run.scores[(first_query + n) * stride + static_cast<size_t>(t) * KEYS_OF_TILE + key] = score;
+                if (score > most[n] && (t || key >= CUDA_KEY_SINKS))
+                    most[n] = score;
             }
         }
     }
+    if (!run.largest)
+        return;
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++)
+        if (first_query + n < n_queries)
+            cuda_key_largest(run, first_query + n, most[n]);
 }
 
 template <uint32_t bits, uint32_t n_at_once>

@@ -2,6 +2,7 @@
 set(cuda_sources
     cuda_attend.cu
     cuda_copy.cu
+    cuda_decode_keys.cu
     cuda_dequantize.cu
     cuda_elementwise.cu
     cuda_encode_rows.cu
@@ -9,11 +10,14 @@ set(cuda_sources
     cuda_merge.cu
     cuda_prepare_pair.cu
     cuda_prepare_rot.cu
+    cuda_quantize_f16.cu
     cuda_quantize_pair.cu
     cuda_quantize_pq.cu
     cuda_quantize_rot.cu
     cuda_rms_norm.cu
     cuda_rope.cu
+    cuda_score_exact.cu
+    cuda_score_f16.cu
     cuda_score_pair.cu
     cuda_score_pq.cu
     cuda_score_rot.cu

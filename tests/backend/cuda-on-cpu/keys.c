@@ -12,9 +12,9 @@
 #include "gpu-worker/keys/key_codebook.h"
 #include "gpu-worker/keys/key_statistics.h"
 
-static const enum policy_codec codecs[] = {POLICY_CODEC_ROT4,  POLICY_CODEC_ROT3,  POLICY_CODEC_ROT2,
-                                           POLICY_CODEC_PAIR3, POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR1,
-                                           POLICY_CODEC_KLT2,  POLICY_CODEC_KLT1,  POLICY_CODEC_KLT0};
+static const enum policy_codec codecs[] = {
+    POLICY_CODEC_F16,   POLICY_CODEC_ROT4,  POLICY_CODEC_ROT3, POLICY_CODEC_ROT2, POLICY_CODEC_PAIR3,
+    POLICY_CODEC_PAIR2, POLICY_CODEC_PAIR1, POLICY_CODEC_KLT2, POLICY_CODEC_KLT1, POLICY_CODEC_KLT0};
 static const uint32_t head_dims[] = {1, 3, 16, 20, 48, 64, 100, 128, 256};
 static const struct keys_case pq_cases[] = {{POLICY_CODEC_PQ, 2, 2, 256},   {POLICY_CODEC_PQ, 20, 2, 512},
                                             {POLICY_CODEC_PQ, 36, 2, 1024}, {POLICY_CODEC_PQ, 36, 4, 2048},
@@ -102,7 +102,8 @@ struct key_head keys_head(const struct keys_case *it)
     seed = it->head_dim + 1000u * (uint64_t)it->codec;
     if (it->codec == POLICY_CODEC_PQ)
         return pq_head(it);
-    if (it->codec == POLICY_CODEC_ROT4 || it->codec == POLICY_CODEC_ROT3 || it->codec == POLICY_CODEC_ROT2)
+    if (it->codec == POLICY_CODEC_F16 || it->codec == POLICY_CODEC_ROT4 || it->codec == POLICY_CODEC_ROT3 ||
+        it->codec == POLICY_CODEC_ROT2)
         return (struct key_head){it->head_dim, NULL};
     return pair_head(it);
 }

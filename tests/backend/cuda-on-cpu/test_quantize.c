@@ -1,7 +1,8 @@
 /*
  * test_quantize.c - tiles of sealed blocks, their sides and prepared queries as the device makes them: the bytes of the CPU, for
- * every codec but f16, odd shapes, and keys and queries as no model should have them.
+ * every codec, odd shapes, and keys and queries as no model should have them.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +20,7 @@
 
 static float keys[KEYS_N_KINDS][64 * KERNELS_MAX_HEAD_DIM], q[KEYS_N_KINDS][N_QUERIES * KERNELS_MAX_HEAD_DIM];
 
-static uint32_t rot_bits(const struct keys_case *it) /* 0: a pair codec */
+static uint32_t rot_bits(const struct keys_case *it) /* 0: another codec */
 {
     return it->codec == POLICY_CODEC_ROT4   ? 4
            : it->codec == POLICY_CODEC_ROT3 ? 3
@@ -41,6 +42,8 @@ static cudaError_t quantize(const struct cuda_queue *queue, const struct keys_ca
 {
     if (it->codec == POLICY_CODEC_PQ)
         return cuda_quantize_pq(queue, it->n_dims, it->n_centroids, it->head_dim, blocks, KEYS_N_KINDS);
+    if (it->codec == POLICY_CODEC_F16)
+        return cuda_quantize_f16(queue, it->head_dim, blocks, KEYS_N_KINDS);
     return rot_bits(it) ? cuda_quantize_rot(queue, rot_bits(it), it->head_dim, blocks, KEYS_N_KINDS)
                         : cuda_quantize_pair(queue, it->head_dim, blocks, KEYS_N_KINDS);
 }
@@ -50,6 +53,8 @@ static cudaError_t prepare(const struct cuda_queue *queue, const struct keys_cas
 {
     if (it->codec == POLICY_CODEC_PQ)
         return cuda_prepare_pq(queue, it->head_dim, N_QUERIES, 0.125f, queries, KEYS_N_KINDS);
+    if (it->codec == POLICY_CODEC_F16)
+        return cuda_prepare_f16(queue, it->head_dim, N_QUERIES, 0.125f, queries, KEYS_N_KINDS);
     return rot_bits(it) ? cuda_prepare_rot(queue, rot_bits(it), it->head_dim, N_QUERIES, 0.125f, queries, KEYS_N_KINDS)
                         : cuda_prepare_pair(queue, N_QUERIES, 0.125f, queries, KEYS_N_KINDS);
 }
@@ -131,11 +136,13 @@ static void bytes_are_those_of_the_cpu(void **state)
         const struct key_head head = keys_head(&it);
         struct cuda_pair_table *table = NULL;
         uint16_t *centroids = NULL;
-        if (it.codec == POLICY_CODEC_PQ)
+        if (it.codec == POLICY_CODEC_PQ) {
             centroids = device_new(((const struct pq_table *)head.table)->centroids,
                                    (size_t)it.head_dim * it.n_centroids * sizeof *centroids);
-        else if (!rot_bits(&it))
-            assert_int_equal(cuda_prepare_pair_table(head.table, &table), cudaSuccess);
+        } else if (head.table != NULL) {
+            table = device_new(NULL, cuda_prepare_pair_table_bytes(head.table));
+            assert_int_equal(cuda_prepare_pair_table(&(struct cuda_queue){0}, head.table, table), cudaSuccess);
+        }
         for (int order = (int)(i % 2); order < DEVICE_N_RUNS; order += 2) {
             check_blocks(&it, &head, table, centroids, order);
             check_queries(&it, &head, table, order);
@@ -144,6 +151,55 @@ static void bytes_are_those_of_the_cpu(void **state)
         device_free(centroids);
         keys_head_free(&it, head);
     }
+}
+
+static void check_rows(enum kernels_rows codec, uint32_t head_dim, bool only_keys, int order)
+{
+    const struct kernels *plain = kernels_get(KERNELS_ISA_PLAIN);
+    const struct device_run run = device_run(order);
+    const size_t row_bytes = kernels_row_bytes(head_dim, codec), n = (size_t)64 * head_dim;
+    const uint32_t n_groups = (head_dim + 31) / 32;
+    struct cuda_key_rows there = {.row_bytes = row_bytes, .codec = codec, .scales_at = 2 * head_dim};
+    uint8_t *rows = keys_memory(64 * row_bytes), *given = keys_memory(64 * row_bytes);
+    keys_fill(keys[0], 64, head_dim, (uint32_t)order % KEYS_N_KINDS);
+    for (size_t t = 0; t < 64; t++)
+        plain->encode_row(keys[0] + t * head_dim, keys[0] + t * head_dim, head_dim, codec, rows + t * row_bytes);
+    plain->decode_keys(rows, 64, head_dim, codec, keys[1]);
+    memcpy(given, rows, 64 * row_bytes);
+    if (only_keys) { /* K by itself, scales behind it */
+        there.scales_at = (head_dim + 1) / 2 * 2;
+        there.row_bytes = codec == KERNELS_ROWS_F16 ? 2 * (size_t)head_dim : there.scales_at + 2 * (size_t)n_groups;
+        for (size_t t = 0; t < 64; t++) {
+            uint8_t *to = given + t * there.row_bytes;
+            memcpy(to, rows + t * row_bytes, codec == KERNELS_ROWS_F16 ? 2 * head_dim : head_dim);
+            if (codec == KERNELS_ROWS_Q8_0)
+                memcpy(to + there.scales_at, rows + t * row_bytes + 2 * head_dim, 2 * n_groups);
+        }
+    }
+    void *rows_there = device_new(given, 64 * there.row_bytes);
+    float *keys_there = device_new(NULL, n * sizeof *keys_there);
+    there.rows = rows_there;
+    assert_int_equal(cuda_decode_keys(&run.queue, &there, 64, head_dim, keys_there), cudaSuccess);
+    device_read(keys[2], keys_there, n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&keys[1][i], &keys[2][i], 4) != 0 && !(isnan(keys[1][i]) && isnan(keys[2][i])))
+            fail_msg("key %zu of codec %d, %u dimensions: %.9g, not %.9g", i, codec, head_dim, (double)keys[2][i],
+                     (double)keys[1][i]);
+    device_free(rows_there);
+    device_free(keys_there);
+    free(rows);
+    free(given);
+}
+
+static void rows_are_decoded_as_on_the_cpu(void **state)
+{
+    (void)state;
+    static const uint32_t head_dims[] = {1, 20, 64, 100, 128, 256};
+    for (uint32_t i = 0; i < 6; i++)
+        for (int order = 0; order < DEVICE_N_RUNS; order++) {
+            check_rows(KERNELS_ROWS_F16, head_dims[i], order % 2 != 0, order);
+            check_rows(KERNELS_ROWS_Q8_0, head_dims[i], order % 2 != 0, order);
+        }
 }
 
 static void what_is_empty_or_unknown(void **state)
@@ -155,6 +211,9 @@ static void what_is_empty_or_unknown(void **state)
     assert_int_equal(cuda_quantize_rot(&run.queue, 3, 64, blocks, 0), cudaSuccess);
     assert_int_equal(cuda_quantize_rot(&run.queue, 1, 64, blocks, 1), cudaErrorInvalidValue);
     assert_int_equal(cuda_quantize_rot(&run.queue, 3, 257, blocks, 1), cudaErrorInvalidValue);
+    assert_int_equal(cuda_quantize_f16(&run.queue, 64, blocks, 0), cudaSuccess);
+    assert_int_equal(cuda_quantize_f16(&run.queue, 257, blocks, 1), cudaErrorInvalidValue);
+    assert_int_equal(cuda_prepare_f16(&run.queue, 64, 0, 1, queries, 1), cudaSuccess);
     assert_int_equal(cuda_quantize_pair(&run.queue, 64, blocks, 0), cudaSuccess);
     assert_int_equal(cuda_quantize_pair(&run.queue, 0, blocks, 1), cudaErrorInvalidValue);
     assert_int_equal(cuda_quantize_pq(&run.queue, 4, 256, 64, blocks, 0), cudaSuccess);
@@ -172,6 +231,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_those_of_the_cpu),
+        cmocka_unit_test(rows_are_decoded_as_on_the_cpu),
         cmocka_unit_test(what_is_empty_or_unknown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,7 +18,7 @@
 #define MOST_SEALED 512u /* blocks that become tiles in one call */
 #define TINY_SEALED 2u
 
-enum codec { ROT, PAIR, PQ };
+enum codec { F16, ROT, PAIR, PQ };
 
 struct scan {
     const char *name;
@@ -27,13 +27,19 @@ struct scan {
     uint32_t n_tiles, n_copies;
     uint32_t n_groups;         /* pair */
     struct cuda_key_run *runs; /* [n_copies][N_HEADS] */
+    const uint8_t **chunks;    /* [n_copies][N_HEADS][n_chunks]: where a head's tiles are, 16 by 16 */
     float *scores;
+    uint32_t *largest; /* [N_HEADS][GROUP] */
 };
 
 static const struct scan scans[] = {
-    {.name = "rot4", .codec = ROT, .bits = 4},   {.name = "rot3", .codec = ROT, .bits = 3},
-    {.name = "rot2", .codec = ROT, .bits = 2},   {.name = "pair3", .codec = PAIR, .bits = 3},
-    {.name = "pair2", .codec = PAIR, .bits = 2}, {.name = "pair1", .codec = PAIR, .bits = 1},
+    {.name = "f16", .codec = F16},
+    {.name = "rot4", .codec = ROT, .bits = 4},
+    {.name = "rot3", .codec = ROT, .bits = 3},
+    {.name = "rot2", .codec = ROT, .bits = 2},
+    {.name = "pair3", .codec = PAIR, .bits = 3},
+    {.name = "pair2", .codec = PAIR, .bits = 2},
+    {.name = "pair1", .codec = PAIR, .bits = 1},
     {.name = "pq", .codec = PQ, .bits = 10},
 };
 #define PQ_DIMS 4u
@@ -41,6 +47,8 @@ static const struct scan scans[] = {
 static size_t tile_bytes_of(const struct scan *scan)
 {
     switch (scan->codec) {
+    case F16:
+        return TILE * HEAD_DIM * sizeof(uint16_t);
     case ROT:
         return rot_tile_bytes(scan->bits, HEAD_DIM);
     case PAIR:
@@ -56,6 +64,8 @@ static cudaError_t launch_score(struct timings *timings, void *context, uint32_t
     const struct cuda_key_run *runs = scan->runs + i % scan->n_copies * N_HEADS;
     const size_t stride = (size_t)scan->n_tiles * TILE;
     switch (scan->codec) {
+    case F16:
+        return cuda_score_f16(&timings->queue, HEAD_DIM, GROUP, runs, N_HEADS, scan->n_tiles, stride);
     case ROT:
         return cuda_score_rot(&timings->queue, scan->bits, HEAD_DIM, GROUP, runs, N_HEADS, scan->n_tiles, stride);
     case PAIR:
@@ -67,17 +77,38 @@ static cudaError_t launch_score(struct timings *timings, void *context, uint32_t
     }
 }
 
-/* Runs over copies of all heads' tiles; queries, sides and centroids are somewhere in the pool, too. */
+static uint32_t n_chunks_of(const struct scan *scan)
+{
+    return (scan->n_tiles + CUDA_KEY_CHUNK_TILES - 1) / CUDA_KEY_CHUNK_TILES;
+}
+
+static cudaError_t upload_chunks(const struct timings *timings, struct scan *scan, size_t head_bytes)
+{
+    const size_t n_chunks = n_chunks_of(scan), n = scan->n_copies * N_HEADS * n_chunks;
+    const uint8_t **chunks = malloc(n * sizeof *chunks);
+    if (!chunks)
+        return cudaErrorMemoryAllocation;
+    for (size_t i = 0; i < n; i++)
+        chunks[i] = (const uint8_t *)timings_copy(timings, N_HEADS * head_bytes, (uint32_t)(i / n_chunks / N_HEADS)) +
+                    i / n_chunks % N_HEADS * head_bytes + i % n_chunks * CUDA_KEY_CHUNK_TILES * tile_bytes_of(scan);
+    const cudaError_t error = cudaMemcpy(scan->chunks, chunks, n * sizeof *chunks, cudaMemcpyHostToDevice);
+    free(chunks);
+    return error;
+}
+
+/* Runs over copies of all heads' tiles; queries, sides (the tiles' beginning) and centroids are somewhere in the pool, too. */
 static cudaError_t upload_runs(const struct timings *timings, struct scan *scan, size_t head_bytes)
 {
     struct cuda_key_run runs[MOST_COPIES * N_HEADS];
+    const cudaError_t error = upload_chunks(timings, scan, head_bytes);
+    if (error != cudaSuccess)
+        return error;
     for (uint32_t copy = 0; copy < scan->n_copies; copy++) {
-        const unsigned char *tiles = timings_copy(timings, N_HEADS * head_bytes, copy);
         for (uint32_t head = 0; head < N_HEADS; head++)
             runs[copy * N_HEADS + head] =
                 (struct cuda_key_run){.query = timings->pool + (size_t)head * 65536,
-                                      .tiles = tiles + head * head_bytes,
-                                      .sides = (const float *)(const void *)timings->pool,
+                                      .chunks = scan->chunks + ((size_t)copy * N_HEADS + head) * n_chunks_of(scan),
+                                      .largest = scan->largest + (size_t)head * GROUP,
                                       .scores = scan->scores + (size_t)head * GROUP * scan->n_tiles * TILE,
                                       .centroids = (const uint16_t *)(const void *)timings->pool,
                                       .n_tiles = scan->n_tiles,
@@ -105,12 +136,18 @@ static void score(struct timings *timings, struct scan *scan, uint32_t n_tokens)
     const size_t n_copies = timings->pool_bytes / (all_bytes + 255);
     scan->n_copies = n_copies > MOST_COPIES ? MOST_COPIES : n_copies > 1 ? (uint32_t)n_copies : 1;
     scan->scores = timings_new(&timing, n_scores * sizeof *scan->scores);
-    scan->runs = scan->scores ? timings_new(&timing, sizeof *scan->runs * N_HEADS * MOST_COPIES) : NULL;
+    scan->largest = scan->scores ? timings_new(&timing, sizeof *scan->largest * N_HEADS * GROUP) : NULL;
+    scan->chunks = scan->largest
+                       ? timings_new(&timing, sizeof *scan->chunks * scan->n_copies * N_HEADS * n_chunks_of(scan))
+                       : NULL;
+    scan->runs = scan->chunks ? timings_new(&timing, sizeof *scan->runs * N_HEADS * MOST_COPIES) : NULL;
     if (scan->runs && upload_runs(timings, scan, head_bytes))
         timings_skip(&timing, "memory");
     else if (scan->runs)
         timings_case(timings, &timing, launch_score, scan);
     (void)cudaFree(scan->scores);
+    (void)cudaFree(scan->largest);
+    (void)cudaFree(scan->chunks);
     (void)cudaFree(scan->runs);
 }
 
