@@ -9,21 +9,13 @@
  *            Maximum, sum and sums of values stay in registers over all pieces and are scaled down as the maximum grows
  *            (online softmax: FlashAttention, section 3.1). What a query sees and in which order it is added does not depend
  *            on the other queries.
- *            Bytes: each row once for a tile of 16 queries. Made for the worker's own pieces (sinks, window, a prefill tile);
- *            one block goes through all pieces of an item, so long lists of few queries leave a device idle.
+ *            Bytes: each row once for a tile of 16 queries. Made for many queries: one block goes through all pieces of an item,
+ *            so that few of them leave a device idle (cuda_attend_decode.cu is for those).
  */
-#include "gpu-worker/backend/cuda/cuda_ops.h"
-
-#include <float.h>
-
-#include "gpu-worker/backend/cuda/cuda.cuh"
+#include "gpu-worker/backend/cuda/cuda_attend.cuh"
 
 #define TOKENS       64u
 #define PER_WARP     4u /* queries of a warp */
-#define ROW_GROUP    32u
-#define MAX_DIM      256u
-#define MAX_THREADS  256u
-#define MAX_ITEMS    65535u
 #define DEFAULT_SIZE 128u
 
 struct shape {
@@ -38,19 +30,9 @@ static __device__ __forceinline__ float number_of(const uint8_t *row, uint32_t h
     const uint16_t *halves = reinterpret_cast<const uint16_t *>(row);
     if constexpr (!q8_0)
         return __half2float(__ushort_as_half(halves[part * head_dim + d]));
-    const uint32_t n_groups = (head_dim + ROW_GROUP - 1) / ROW_GROUP;
-    const float scale = __half2float(__ushort_as_half(halves[head_dim + part * n_groups + d / ROW_GROUP]));
+    const uint32_t n_groups = (head_dim + CUDA_ROW_GROUP - 1) / CUDA_ROW_GROUP;
+    const float scale = __half2float(__ushort_as_half(halves[head_dim + part * n_groups + d / CUDA_ROW_GROUP]));
     return static_cast<float>(static_cast<int8_t>(row[part * head_dim + d])) * scale;
-}
-
-/* The tokens that query `query` sees of a piece; those of a later query hold them. */
-static __device__ __forceinline__ uint64_t mask_of(const struct backend_attend *item, uint32_t piece, uint32_t query)
-{
-    const uint64_t mask = item->pieces[piece].mask;
-    if (piece != item->causal_piece)
-        return mask;
-    const uint32_t last = item->causal_first + query / item->group;
-    return last < 63 ? mask & ((UINT64_C(2) << last) - 1) : mask;
 }
 
 /* K or V of the rows of `wanted` into tile [64][stride]: a row a warp. */
@@ -58,7 +40,7 @@ template <bool q8_0>
 static __device__ __forceinline__ void stage(const void *rows, uint64_t wanted, uint32_t part, const shape &shape,
                                              float *tile)
 {
-    const uint32_t head_dim = shape.head_dim, n_groups = (head_dim + ROW_GROUP - 1) / ROW_GROUP;
+    const uint32_t head_dim = shape.head_dim, n_groups = (head_dim + CUDA_ROW_GROUP - 1) / CUDA_ROW_GROUP;
     const size_t row_bytes =
         q8_0 ? 2 * (static_cast<size_t>(head_dim) + 2 * n_groups) : static_cast<size_t>(head_dim) * 4;
     for (uint32_t t = threadIdx.x / CUDA_WARP; t < TOKENS; t += blockDim.x / CUDA_WARP) {
@@ -68,14 +50,6 @@ static __device__ __forceinline__ void stage(const void *rows, uint64_t wanted, 
         for (uint32_t d = cuda_lane(); d < head_dim; d += CUDA_WARP)
             tile[t * shape.stride + d] = number_of<q8_0>(row, head_dim, part, d);
     }
-}
-
-/* Finite, so that a huge score cannot turn into infinity - infinity; a NaN passes and shows. */
-static __device__ __forceinline__ float finite_score(float score)
-{
-    if (score > FLT_MAX)
-        return FLT_MAX;
-    return score < -FLT_MAX ? -FLT_MAX : score;
 }
 
 /* What a warp knows of one of its queries, [n_dims] of it in each lane. */
@@ -106,7 +80,7 @@ static __device__ __forceinline__ void score(state<n_dims> *states, const float 
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
             const bool seen = states[j].mask >> (32 * half + cuda_lane()) & 1;
-            states[j].weights[half] = seen ? finite_score(sums[j][half] * shape.scale) : -INFINITY;
+            states[j].weights[half] = seen ? cuda_finite_score(sums[j][half] * shape.scale) : -INFINITY;
         }
     }
 }
@@ -193,7 +167,7 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 1)
     }
 
     for (uint32_t piece = 0; piece < item->n_pieces; piece++) {
-        const uint64_t wanted = mask_of(item, piece, last_of_tile);
+        const uint64_t wanted = cuda_attend_mask(item, piece, last_of_tile);
         const void *rows = item->pieces[piece].rows;
         if (!wanted)
             continue;    /* the whole block */
@@ -202,7 +176,7 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 1)
         __syncthreads();
 #pragma unroll
         for (uint32_t j = 0; j < PER_WARP; j++)
-            states[j].mask = mask_of(item, piece, min(first + j, n_queries - 1));
+            states[j].mask = cuda_attend_mask(item, piece, min(first + j, n_queries - 1));
         score(states, queries, tile, shape);
         __syncthreads();
         stage<q8_0>(rows, wanted, 1, shape, tile);
@@ -251,7 +225,8 @@ cudaError_t cuda_attend(const struct cuda_queue *queue, const struct backend_att
 {
     if (!n_items || !max_queries)
         return cudaSuccess;
-    if (!head_dim || head_dim > MAX_DIM || n_items > MAX_ITEMS || queue->n_threads > MAX_THREADS)
+    if (!head_dim || head_dim > KERNELS_MAX_HEAD_DIM || n_items > CUDA_ATTEND_ITEMS ||
+        queue->n_threads > CUDA_ATTEND_THREADS)
         return cudaErrorInvalidValue;
     const shape shape = {head_dim, head_dim | 1, scale};
     const bool q8_0 = codec == KERNELS_ROWS_Q8_0;

@@ -93,6 +93,15 @@ cudaError_t cuda_merge(const struct cuda_queue *queue, const struct cuda_merge_i
 cudaError_t cuda_attend(const struct cuda_queue *queue, const struct backend_attend *items, uint32_t n_items,
                         uint32_t max_queries, uint32_t head_dim, enum kernels_rows codec, float scale);
 
+/*
+ * The same for few queries over lists of any length, cut over the device; max_pieces: the longest list. A result depends on
+ * neither maximum; its bits are not those of cuda_attend(). scratch: cuda_attend_decode_bytes(), NULL where these are 0.
+ */
+cudaError_t cuda_attend_decode(const struct cuda_queue *queue, const struct backend_attend *items, uint32_t n_items,
+                               uint32_t max_queries, uint32_t max_pieces, uint32_t head_dim, enum kernels_rows codec,
+                               float scale, float *scratch);
+size_t cuda_attend_decode_bytes(uint32_t n_items, uint32_t max_queries, uint32_t max_pieces, uint32_t head_dim);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,7 @@
 # The files of kernels, for nvcc and for the tests that compile them for the CPU.
 set(cuda_sources
     cuda_attend.cu
+    cuda_attend_decode.cu
     cuda_copy.cu
     cuda_decode_keys.cu
     cuda_dequantize.cu

@@ -1,5 +1,5 @@
 /*
- * test_attend.c - exact attention partials by the CUDA back end's kernel, compiled for the CPU, against the reference: the cases
+ * test_attend.c - exact attention partials by the CUDA back end's kernels, compiled for the CPU, against the reference: the cases
  * of ../test_ops.c, several block sizes, threads in order and at random.
  */
 #include <math.h>
@@ -32,6 +32,8 @@ static const struct attend_case cases[] = {
     {1, {70}, 7, 128, 3, 2, 0},           /* groups that do not fit the tiles */
     {1, {5}, 5, 256, 2, 1, 63},           /* everything visible in the causal piece; the largest heads */
     {1, {4}, 4, 8, 0, 0, 0},              /* no pieces */
+    {3, {4, 3, 6}, 4, 128, 9, 8, 3},      /* lists that are cut, of several lengths */
+    {2, {2, 1}, 2, 256, 6, 6, 0},         /* the same, without a causal piece */
 };
 #define N_CASES (sizeof cases / sizeof *cases)
 
@@ -80,7 +82,7 @@ static uint32_t build(const struct attend_case *c, enum kernels_rows codec, bool
         items[i] = (struct backend_attend){.q = q + n_queries * c->head_dim,
                                            .partials = expected + n_queries * width,
                                            .pieces = pieces[i],
-                                           .n_pieces = c->n_pieces,
+                                           .n_pieces = c->n_pieces > 5 ? c->n_pieces - 3 * i : c->n_pieces,
                                            .n_queries = c->n_queries[i],
                                            .group = c->group,
                                            .causal_piece = c->causal_piece,
@@ -153,9 +155,26 @@ static void check(const struct attend_case *c, uint32_t n_queries)
     }
 }
 
-static void partials(void **state)
+/* By cuda_attend(), or by cuda_attend_decode(), whose result does not depend on the longest list of the call. */
+static void launch(bool is_decode, const struct cuda_queue *queue, const struct on_device *on, uint32_t n_items,
+                   uint32_t max_queries, uint32_t max_pieces, uint32_t head_dim, enum kernels_rows codec)
 {
-    (void)state;
+    const float scale = 1.0f / sqrtf((float)head_dim);
+    if (!is_decode) {
+        assert_int_equal(cuda_attend(queue, on->items, n_items, max_queries, head_dim, codec, scale), cudaSuccess);
+        return;
+    }
+    const size_t n_bytes = cuda_attend_decode_bytes(n_items, max_queries, max_pieces, head_dim);
+    assert_int_equal(n_bytes == 0, max_pieces <= 4);
+    float *scratch = n_bytes ? device_new(NULL, n_bytes) : NULL;
+    assert_int_equal(
+        cuda_attend_decode(queue, on->items, n_items, max_queries, max_pieces, head_dim, codec, scale, scratch),
+        cudaSuccess);
+    device_free(scratch);
+}
+
+static void all_cases(bool is_decode)
+{
 #ifdef HCATTN_SANITIZED
     const size_t step = 3; /* each case once or twice */
 #else
@@ -163,6 +182,8 @@ static void partials(void **state)
 #endif
     for (size_t k = 0; k < 4 * N_CASES; k += step) {
         const struct attend_case *c = &cases[k / 4];
+        if (is_decode && c->n_queries[0] > 90)
+            continue; /* prefill: right, but long here */
         const enum kernels_rows codec = k / 2 % 2 ? KERNELS_ROWS_Q8_0 : KERNELS_ROWS_F16;
         const float scale = 1.0f / sqrtf((float)c->head_dim);
         const uint32_t n_queries = build(c, codec, k % 2 == 0), width = KERNELS_PARTIAL_FLOATS(c->head_dim);
@@ -174,8 +195,7 @@ static void partials(void **state)
         for (int i = 0; i < DEVICE_N_RUNS; i++) {
             const struct device_run run = device_run(i);
             struct on_device on = upload(c, n_queries);
-            assert_int_equal(cuda_attend(&run.queue, on.items, c->n_items, max_queries, c->head_dim, codec, scale),
-                             cudaSuccess);
+            launch(is_decode, &run.queue, &on, c->n_items, max_queries, c->n_pieces, c->head_dim, codec);
             device_read(got, on.partials, n_bytes);
             check(c, n_queries);
             forget(&on);
@@ -202,8 +222,8 @@ static void partials(void **state)
                 items[0].n_queries = left < c->group ? left : c->group;
                 items[0].causal_first += query / c->group;
                 struct on_device on = upload(&one, n_queries);
-                assert_int_equal(cuda_attend(&run.queue, on.items, 1, items[0].n_queries, c->head_dim, codec, scale),
-                                 cudaSuccess);
+                launch(is_decode, &run.queue, &on, 1, items[0].n_queries, c->n_pieces + (uint32_t)k % 3 * 2,
+                       c->head_dim, codec);
                 device_read(got, on.partials, n_bytes);
                 const size_t at = (size_t)(items[0].partials - expected);
                 assert_memory_equal(got + at, alone + at, items[0].n_queries * width * sizeof *got);
@@ -215,6 +235,18 @@ static void partials(void **state)
     }
 }
 
+static void partials(void **state)
+{
+    (void)state;
+    all_cases(false);
+}
+
+static void partials_of_lists_cut_over_the_device(void **state)
+{
+    (void)state;
+    all_cases(true);
+}
+
 /* A row that no mask names may hold anything; one that is named shows a NaN to those who see it. */
 static void rows_that_are_not_numbers(void **state)
 {
@@ -223,13 +255,14 @@ static void rows_that_are_not_numbers(void **state)
     const uint32_t n_queries = build(&c, KERNELS_ROWS_F16, true), width = KERNELS_PARTIAL_FLOATS(64);
     const struct device_run run = device_run(1);
     const uint16_t nan = 0x7e00;
-    for (uint32_t part = 0; part < 2; part++) { /* token 12: a NaN in K, then in V */
+    for (uint32_t k = 0; k < 4; k++) { /* token 12: a NaN in K, then in V */
+        const uint32_t part = k % 2;
         build(&c, KERNELS_ROWS_F16, true);
         memcpy(rows[0] + 12 * 256 + part * 128 + 20, &nan, sizeof nan);
         memset(rows[0] + 5 * 256, 0xff, 256);
         pieces[0][0].mask = ~(UINT64_C(1) << 5);
         struct on_device on = upload(&c, n_queries);
-        assert_int_equal(cuda_attend(&run.queue, on.items, 1, 6, 64, KERNELS_ROWS_F16, 0.125f), cudaSuccess);
+        launch(k / 2, &run.queue, &on, 1, 6, 1, 64, KERNELS_ROWS_F16);
         device_read(got, on.partials, n_queries * width * sizeof *got);
         for (uint32_t query = 0; query < n_queries; query++) {
             bool finite = true;
@@ -251,6 +284,10 @@ static void what_cannot_be(void **state)
     assert_int_equal(cuda_attend(&run.queue, memory, 0, 1, 64, KERNELS_ROWS_F16, 1), cudaSuccess);
     assert_int_equal(cuda_attend(&run.queue, memory, 1, 1, 257, KERNELS_ROWS_F16, 1), cudaErrorInvalidValue);
     assert_int_equal(cuda_attend(&large, memory, 1, 1, 64, KERNELS_ROWS_F16, 1), cudaErrorInvalidValue);
+    assert_int_equal(cuda_attend_decode(&run.queue, memory, 0, 1, 9, 64, KERNELS_ROWS_F16, 1, NULL), cudaSuccess);
+    assert_int_equal(cuda_attend_decode(&run.queue, memory, 1, 1, 9, 64, KERNELS_ROWS_F16, 1, NULL),
+                     cudaErrorInvalidValue); /* no scratch */
+    assert_int_equal(cuda_attend_decode(&large, memory, 1, 1, 1, 64, KERNELS_ROWS_F16, 1, NULL), cudaErrorInvalidValue);
     device_free(memory);
 }
 
@@ -258,6 +295,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(partials),
+        cmocka_unit_test(partials_of_lists_cut_over_the_device),
         cmocka_unit_test(rows_that_are_not_numbers),
         cmocka_unit_test(what_cannot_be),
     };

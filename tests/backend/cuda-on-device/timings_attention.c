@@ -16,19 +16,19 @@ struct attention {
 
 static const struct attention cases[] = {
     {"SmolLM2-135M decode", 3, 3, 64, 1, 1, 1024},   {"SmolLM2-135M decode", 3, 3, 64, 1, 1, 8192},
-    {"SmolLM2-135M prefill", 3, 3, 64, 1, 64, 4096}, {"Llama-3-8B decode", 8, 4, 128, 1, 1, 512},
+    {"SmolLM2-135M prefill", 3, 3, 64, 1, 64, 4096}, {"Llama-3-8B decode", 8, 4, 128, 1, 1, 192},
     {"Llama-3-8B decode", 8, 4, 128, 1, 1, 4096},    {"Llama-3-8B decode", 8, 4, 128, 1, 1, 32768},
     {"Llama-3-8B decode", 8, 4, 128, 8, 1, 4096},    {"Llama-3-8B prefill", 8, 4, 128, 1, 64, 4096},
     {"Llama-3-8B prefill", 8, 4, 128, 1, 64, 32768},
 };
-static const struct attention tiny = {"tiny", 2, 2, 32, 1, 2, 128};
+static const struct attention tiny[] = {{"tiny", 2, 2, 32, 1, 2, 128}, {"tiny decode", 2, 2, 32, 1, 1, 512}};
 
 /* What a case has in device memory. */
 struct launched {
     const struct attention *attention;
     enum kernels_rows codec;
     uint32_t n_items, n_queries;
-    float *q, *partials;
+    float *q, *partials, *scratch; /* scratch: of decode, where it needs some */
     struct backend_piece *pieces;
     struct backend_attend *items;
 };
@@ -37,7 +37,11 @@ static cudaError_t launch_attend(struct timings *timings, void *context, uint32_
 {
     (void)i; /* the list of pieces is made once: rows of the longer cases do not stay in the cache */
     const struct launched *l = context;
-    return cuda_attend(&timings->queue, l->items, l->n_items, l->n_queries, l->attention->head_dim, l->codec, 0.125f);
+    const struct attention *a = l->attention;
+    if (a->n_positions == 1)
+        return cuda_attend_decode(&timings->queue, l->items, l->n_items, l->n_queries, a->n_tokens / BLOCK, a->head_dim,
+                                  l->codec, 0.125f, l->scratch);
+    return cuda_attend(&timings->queue, l->items, l->n_items, l->n_queries, a->head_dim, l->codec, 0.125f);
 }
 
 /* Items and pieces on the host, pointing into device memory, then there. */
@@ -80,7 +84,7 @@ static void attend(struct timings *timings, const struct attention *a, enum kern
     const size_t n_q = (size_t)l.n_items * l.n_queries * a->head_dim;
     const size_t n_partials = (size_t)l.n_items * l.n_queries * KERNELS_PARTIAL_FLOATS(a->head_dim);
     const double n_rows = (double)l.n_items * a->n_tokens;
-    struct timing timing = {.kernel = "attend",
+    struct timing timing = {.kernel = a->n_positions == 1 ? "attend_decode" : "attend",
                             .type = codec == KERNELS_ROWS_Q8_0 ? "q8_0" : "f16",
                             .bytes = n_rows * (double)row_bytes,
                             .operations = 4.0 * a->head_dim * l.n_queries * n_rows};
@@ -90,23 +94,28 @@ static void attend(struct timings *timings, const struct attention *a, enum kern
     l.partials = l.q ? timings_new(&timing, n_partials * sizeof *l.partials) : NULL;
     l.pieces = l.partials ? timings_new(&timing, (size_t)l.n_items * (a->n_tokens / BLOCK) * sizeof *l.pieces) : NULL;
     l.items = l.pieces ? timings_new(&timing, l.n_items * sizeof *l.items) : NULL;
-    if (l.items && upload(timings, &l))
+    const size_t scratch_bytes =
+        a->n_positions == 1 ? cuda_attend_decode_bytes(l.n_items, l.n_queries, a->n_tokens / BLOCK, a->head_dim) : 0;
+    l.scratch = l.items && scratch_bytes ? timings_new(&timing, scratch_bytes) : NULL;
+    const bool has_all = l.items && (l.scratch || !scratch_bytes);
+    if (has_all && upload(timings, &l))
         timings_skip(&timing, "memory");
-    else if (l.items)
+    else if (has_all)
         timings_case(timings, &timing, launch_attend, &l);
     (void)cudaFree(l.q);
     (void)cudaFree(l.partials);
     (void)cudaFree(l.pieces);
     (void)cudaFree(l.items);
+    (void)cudaFree(l.scratch);
 }
 
 void timings_attention(struct timings *timings)
 {
     static const enum kernels_rows codecs[] = {KERNELS_ROWS_F16, KERNELS_ROWS_Q8_0};
     for (uint32_t c = 0; c < 2; c++) {
-        if (timings->tiny)
-            attend(timings, &tiny, codecs[c]);
-        for (uint32_t k = 0; !timings->tiny && k < sizeof cases / sizeof *cases; k++)
-            attend(timings, &cases[k], codecs[c]);
+        const struct attention *all = timings->tiny ? tiny : cases;
+        const size_t n = timings->tiny ? sizeof tiny / sizeof *tiny : sizeof cases / sizeof *cases;
+        for (size_t k = 0; k < n; k++)
+            attend(timings, &all[k], codecs[c]);
     }
 }
