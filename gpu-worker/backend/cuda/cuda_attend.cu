@@ -159,11 +159,12 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 1)
         const float *partial = item->partials + static_cast<size_t>(query) * width;
         for (uint32_t d = lane; d < head_dim; d += CUDA_WARP)
             queries[j * head_dim + d] = item->q[static_cast<size_t>(query) * head_dim + d];
-        states[j].max = partial[0];
-        states[j].sum = partial[1];
+        const bool is_empty = item->is_first;
+        states[j].max = is_empty ? -INFINITY : partial[0];
+        states[j].sum = is_empty ? 0.0f : partial[1];
 #pragma unroll
         for (uint32_t k = 0; k < n_dims; k++)
-            states[j].out[k] = lane + CUDA_WARP * k < head_dim ? partial[2 + lane + CUDA_WARP * k] : 0.0f;
+            states[j].out[k] = !is_empty && lane + CUDA_WARP * k < head_dim ? partial[2 + lane + CUDA_WARP * k] : 0.0f;
     }
 
     for (uint32_t piece = 0; piece < item->n_pieces; piece++) {

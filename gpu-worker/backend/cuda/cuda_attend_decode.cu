@@ -243,7 +243,7 @@ CUDA_HOT static __global__ void __launch_bounds__(CUDA_ATTEND_THREADS, 2)
     float *own = item->partials + static_cast<size_t>(first) * columns;
     float *before = partials + HALVES * TILE * columns;
     for (uint32_t i = threadIdx.x; i < n * columns; i += blockDim.x)
-        before[i] = part ? (i % columns ? 0.0f : -INFINITY) : own[i];
+        before[i] = part || item->is_first ? (i % columns ? 0.0f : -INFINITY) : own[i];
     __syncthreads();
 
     float *to =

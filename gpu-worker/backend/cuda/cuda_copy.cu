@@ -20,12 +20,12 @@ static __device__ __forceinline__ void copy_as(void *to, const void *from, size_
         static_cast<T *>(to)[i] = static_cast<const T *>(from)[i];
 }
 
-static __global__ void __launch_bounds__(1024) copy(const struct cuda_copy_item *__restrict__ items, uint32_t n_items)
+static __global__ void __launch_bounds__(1024) copy(const struct backend_copy *__restrict__ items, uint32_t n_items)
 {
     const uint32_t index = blockIdx.x * (blockDim.x / CUDA_WARP) + threadIdx.x / CUDA_WARP;
     if (index >= n_items)
         return;
-    const struct cuda_copy_item item = items[index];
+    const struct backend_copy item = items[index];
     const size_t places = reinterpret_cast<size_t>(item.to) | reinterpret_cast<size_t>(item.from) | item.n_bytes;
     for (size_t first = static_cast<size_t>(blockIdx.y) * CHUNK_BYTES; first < item.n_bytes;
          first += static_cast<size_t>(gridDim.y) * CHUNK_BYTES) {
@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(1024) copy(const struct cuda_copy_item 
     }
 }
 
-cudaError_t cuda_copy(const struct cuda_queue *queue, const struct cuda_copy_item *items, uint32_t n_items,
+cudaError_t cuda_copy(const struct cuda_queue *queue, const struct backend_copy *items, uint32_t n_items,
                       size_t most_bytes)
 {
     if (!n_items || !most_bytes)

@@ -17,17 +17,17 @@
 /* head_dim <= 32 n_dims */
 template <uint32_t n_dims>
 CUDA_HOT static __global__ void __launch_bounds__(256)
-    merge(const struct cuda_merge_item *__restrict__ items, uint32_t n_items, uint32_t group, uint32_t head_dim)
+    merge(const struct backend_merge *__restrict__ items, uint32_t n_items, uint32_t group, uint32_t head_dim)
 {
     const uint32_t index = blockIdx.x * (blockDim.x / CUDA_WARP) + threadIdx.x / CUDA_WARP, lane = cuda_lane();
     if (index / group >= n_items)
         return; /* the whole warp */
-    const struct cuda_merge_item *item = items + index / group;
+    const struct backend_merge *item = items + index / group;
     const size_t at = static_cast<size_t>(index % group) * (2 + head_dim);
 
-    float max[CUDA_MERGE_LANES], sum[CUDA_MERGE_LANES], out[CUDA_MERGE_LANES][n_dims];
+    float max[BACKEND_N_LANES], sum[BACKEND_N_LANES], out[BACKEND_N_LANES][n_dims];
 #pragma unroll
-    for (uint32_t l = 0; l < CUDA_MERGE_LANES; l++) {
+    for (uint32_t l = 0; l < BACKEND_N_LANES; l++) {
         const float *from = item->from[l];
         max[l] = -INFINITY;
         sum[l] = 0;
@@ -49,7 +49,7 @@ CUDA_HOT static __global__ void __launch_bounds__(256)
     __syncwarp(); /* all have read what some write */
 
 #pragma unroll
-    for (uint32_t l = 0; l < CUDA_MERGE_LANES; l++) {
+    for (uint32_t l = 0; l < BACKEND_N_LANES; l++) {
         if (max[l] == -INFINITY)
             continue;
         /* an empty one becomes what comes, whatever it held; the larger maximum's factor is exactly 1 */
@@ -77,7 +77,7 @@ CUDA_HOT static __global__ void __launch_bounds__(256)
     }
 }
 
-cudaError_t cuda_merge(const struct cuda_queue *queue, const struct cuda_merge_item *items, uint32_t n_items,
+cudaError_t cuda_merge(const struct cuda_queue *queue, const struct backend_merge *items, uint32_t n_items,
                        uint32_t group, uint32_t head_dim)
 {
     if (!n_items || !group)

@@ -61,28 +61,15 @@ cudaError_t cuda_matvec(const struct cuda_queue *queue, enum tensor_type type, c
 cudaError_t cuda_dequantize_f16(const struct cuda_queue *queue, enum tensor_type type, const void *matrix,
                                 uint32_t n_rows, uint32_t n_columns, uint16_t *out);
 
-/* A copy: places may be pinned host memory, too. */
-struct cuda_copy_item {
-    void *to;
-    const void *from;
-    size_t n_bytes;
-};
-
-/* Copies of up to most_bytes each (the largest n_bytes of the items); what is written overlaps nothing. items in device memory. */
-cudaError_t cuda_copy(const struct cuda_queue *queue, const struct cuda_copy_item *items, uint32_t n_items,
+/* As `copy` of backend.h; items in device memory, most_bytes: the largest n_bytes of them. Pinned host memory will do, too. */
+cudaError_t cuda_copy(const struct cuda_queue *queue, const struct backend_copy *items, uint32_t n_items,
                       size_t most_bytes);
 
-#define CUDA_MERGE_LANES 12u /* LAYOUT_N_LANES of proto/layout.h */
-
-/* The partials of a KV head and row: the worker's own and, of each lane, what a store found. */
-struct cuda_merge_item {
-    float *partials;                     /* [group][2 + head_dim], in and out */
-    const float *from[CUDA_MERGE_LANES]; /* [group][2 + head_dim] each, NULL: none; may be pinned host memory */
-    float *out;                          /* [group][head_dim] */
-};
-
-/* partials <- lane by lane as partial_merge of kernels/, then out as partial_finish; head_dim up to 256, n_threads up to 256 */
-cudaError_t cuda_merge(const struct cuda_queue *queue, const struct cuda_merge_item *items, uint32_t n_items,
+/*
+ * As `merge` of backend_device.h: partials <- lane by lane as partial_merge of kernels/, then out as partial_finish. items in
+ * device memory, what the lanes have there or in pinned host memory. head_dim up to 256, n_threads up to 256.
+ */
+cudaError_t cuda_merge(const struct cuda_queue *queue, const struct backend_merge *items, uint32_t n_items,
                        uint32_t group, uint32_t head_dim);
 
 /*

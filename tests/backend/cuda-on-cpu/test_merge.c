@@ -19,9 +19,9 @@
 #define COPY_BYTES  9000u
 #define ARENA_BYTES (N_COPIES * (COPY_BYTES + 32u))
 
-static_assert(CUDA_MERGE_LANES == LAYOUT_N_LANES, "cuda_merge() has the lanes of a session");
+static_assert(BACKEND_N_LANES == LAYOUT_N_LANES, "a session's lanes");
 
-static float partials[MAX_ITEMS][MAX_FLOATS], lanes[MAX_ITEMS][CUDA_MERGE_LANES][MAX_FLOATS];
+static float partials[MAX_ITEMS][MAX_FLOATS], lanes[MAX_ITEMS][BACKEND_N_LANES][MAX_FLOATS];
 static float expected[MAX_ITEMS][MAX_FLOATS], outs[MAX_ITEMS][MAX_FLOATS];
 static float got[MAX_ITEMS][MAX_FLOATS], got_outs[MAX_ITEMS][MAX_FLOATS];
 
@@ -51,12 +51,12 @@ static void merges(void **state)
         for (uint32_t i = 0; i < n_items; i++) {
             for (uint32_t g = 0; g < group; g++) {
                 fill(partials[i] + g * width, d, i == 2);
-                for (uint32_t l = 0; l < CUDA_MERGE_LANES; l++)
+                for (uint32_t l = 0; l < BACKEND_N_LANES; l++)
                     fill(lanes[i][l] + g * width, d, (i + l + g) % 5 == 0 && i != 2);
                 lanes[4][7][g * width] = partials[4][g * width]; /* equal maxima */
                 lanes[5][3][g * width] = c % 2 ? NAN : 1e30f;
                 memcpy(expected[i] + g * width, partials[i] + g * width, width * sizeof(float));
-                for (uint32_t l = 0; l < CUDA_MERGE_LANES; l++)
+                for (uint32_t l = 0; l < BACKEND_N_LANES; l++)
                     if (is_there(i, l))
                         plain->partial_merge(expected[i] + g * width, lanes[i][l] + g * width, d);
                 plain->partial_finish(expected[i] + g * width, d, outs[i] + g * d);
@@ -67,15 +67,15 @@ static void merges(void **state)
             float *mine = device_new(partials, sizeof partials), *out = device_new(NULL, sizeof got_outs), *host = NULL;
             assert_int_equal(cudaMallocHost((void **)&host, sizeof lanes), cudaSuccess);
             memcpy(host, lanes, sizeof lanes);
-            struct cuda_merge_item items[MAX_ITEMS] = {0};
+            struct backend_merge items[MAX_ITEMS] = {0};
             for (uint32_t i = 0; i < n_items; i++) {
                 items[i].partials = mine + i * MAX_FLOATS;
                 items[i].out = out + i * MAX_FLOATS;
-                for (uint32_t l = 0; l < CUDA_MERGE_LANES; l++)
+                for (uint32_t l = 0; l < BACKEND_N_LANES; l++)
                     if (is_there(i, l))
-                        items[i].from[l] = host + (i * CUDA_MERGE_LANES + l) * MAX_FLOATS;
+                        items[i].from[l] = host + (i * BACKEND_N_LANES + l) * MAX_FLOATS;
             }
-            struct cuda_merge_item *there = device_new(items, sizeof items);
+            struct backend_merge *there = device_new(items, sizeof items);
             assert_int_equal(cuda_merge(&run.queue, there, n_items, group, d), cudaSuccess);
             device_read(got, mine, sizeof got);
             device_read(got_outs, out, sizeof got_outs);
@@ -103,18 +103,18 @@ static void copies(void **state)
         const struct device_run run = device_run(r);
         memset(want, 0x5a, sizeof want);
         uint8_t *there = device_new(from, sizeof from), *result = device_new(want, sizeof want);
-        struct cuda_copy_item items[N_COPIES];
+        struct backend_copy items[N_COPIES];
         size_t most = 0;
         for (uint32_t i = 0; i < N_COPIES; i++) {
             /* aligned to 16, 8, 4, 2 and 1 bytes, both ends apart and alike; none, a row, several chunks */
             const size_t step = (size_t)16 >> i % 5, base = (size_t)i * (COPY_BYTES + 32);
             const size_t n = i % 7 == 0 ? 0 : (fixture_random() % (i % 3 ? 600 : COPY_BYTES)) / step * step;
             const size_t first = i % 2 ? step : 0, other = i % 4 / 2 ? step : 0;
-            items[i] = (struct cuda_copy_item){result + base + first, there + base + other, n};
+            items[i] = (struct backend_copy){result + base + first, there + base + other, n};
             memcpy(want + base + first, from + base + other, n);
             most = n > most ? n : most;
         }
-        struct cuda_copy_item *list = device_new(items, sizeof items);
+        struct backend_copy *list = device_new(items, sizeof items);
         assert_int_equal(cuda_copy(&run.queue, list, N_COPIES, most), cudaSuccess);
         device_read(to, result, sizeof to);
         assert_memory_equal(to, want, sizeof to);
