@@ -3,7 +3,8 @@
  *
  * The machine can be described by the environment, for programs that a test starts:
  *   HCATTN_TEST_CUDA_BYTES=N          device memory
- *   HCATTN_TEST_CUDA_NO_DEVICE=WHY    driver: there is none; old: one of CUDA 12.2; none: a driver, no device
+ *   HCATTN_TEST_CUDA_NO_DEVICE=WHY    driver: there is none; old: one of CUDA 12.2; none: a driver, no device; busy, fabric,
+ *                                     mismatch, compat: a device that cannot be had
  *   HCATTN_TEST_CUDA_FAIL_AFTER=N     launch N of the process (kernels and graphs, from 1) loses the device
  *   HCATTN_TEST_CUDA_PCI=ADDRESS      of the device; otherwise one that no machine has
  *   CUDA_VISIBLE_DEVICES              as the runtime reads it: the first word hides the device unless it names number 0 or the
@@ -26,6 +27,20 @@ static uint64_t calls_to_failure; /* the call that makes it 0 fails; 0: none doe
 static bool call_failed;
 static uint64_t launches_to_loss; /* likewise */
 
+static const struct {
+    const char *why;
+    cudaError_t error;
+    int driver_version;
+} missing[] = {
+    {"driver", cudaErrorInsufficientDriver, 0},
+    {"old", cudaErrorInsufficientDriver, 12020},
+    {"none", cudaErrorNoDevice, CUDA_VERSION},
+    {"busy", cudaErrorDevicesUnavailable, CUDA_VERSION},
+    {"fabric", cudaErrorSystemNotReady, CUDA_VERSION},
+    {"mismatch", cudaErrorSystemDriverMismatch, CUDA_VERSION},
+    {"compat", cudaErrorCompatNotSupportedOnDevice, CUDA_VERSION},
+};
+
 static bool is_visible(const char *list)
 {
     const size_t length = strcspn(list, ",");
@@ -45,10 +60,11 @@ static bool read_environment(void)
         launches_to_loss = strtoull(launches, NULL, 10);
     if (visible && !is_visible(visible))
         lost = cudaErrorNoDevice;
-    if (why) {
-        const bool none = strcmp(why, "none") == 0;
-        lost = none ? cudaErrorNoDevice : cudaErrorInsufficientDriver;
-        driver_version = none ? CUDA_VERSION : strcmp(why, "old") == 0 ? 12020 : 0;
+    for (const auto &known : missing) {
+        if (!why || strcmp(why, known.why) != 0)
+            continue;
+        lost = known.error;
+        driver_version = known.driver_version;
     }
     return true;
 }
@@ -128,6 +144,7 @@ static const struct {
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
      "the driver is too old for this runtime, or there is none"},
+    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "the device is busy or unavailable"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
@@ -139,6 +156,10 @@ static const struct {
     {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
      "no host memory is registered at this address"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorSystemNotReady, "cudaErrorSystemNotReady", "the system is not ready"},
+    {cudaErrorSystemDriverMismatch, "cudaErrorSystemDriverMismatch", "library and module of the driver differ"},
+    {cudaErrorCompatNotSupportedOnDevice, "cudaErrorCompatNotSupportedOnDevice",
+     "the device does not run with compatibility libraries"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "not while a stream captures"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated", "an error spoiled the capture"},
     {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",

@@ -448,6 +448,7 @@ static void machines_by_the_environment(void **state)
         {"HCATTN_TEST_CUDA_NO_DEVICE", "driver", "0 35 0 0 0"},
         {"HCATTN_TEST_CUDA_NO_DEVICE", "old", "0 35 12020 0 0"},
         {"HCATTN_TEST_CUDA_NO_DEVICE", "none", "0 100 13000 0 0"},
+        {"HCATTN_TEST_CUDA_NO_DEVICE", "busy", "0 46 13000 0 0"},
         {"HCATTN_TEST_CUDA_FAIL_AFTER", "3", "1 0 13000 8589934592 2"},
         {"CUDA_VISIBLE_DEVICES", "0,1", "1 0 13000 8589934592 3"},
         {"CUDA_VISIBLE_DEVICES", "GPU-e0e0", "1 0 13000 8589934592 3"},
