@@ -497,7 +497,7 @@ static void to_device(struct backend *backend, void *device, const void *host, s
 }
 
 struct copies_arguments {
-    const struct cuda_copy_item *items;
+    const struct backend_copy *items;
     size_t n_items, most_bytes;
 };
 
@@ -515,14 +515,14 @@ static void copy(struct backend *backend, const struct backend_copy *copies, uin
     all.items = cuda_commands_stage(backend, n_copies * sizeof *all.items, &staged);
     if (all.items == NULL)
         return;
-    struct cuda_copy_item *items = staged;
+    struct backend_copy *items = staged;
     for (uint32_t i = 0; i < n_copies; i++) {
         const struct copy_arguments a = {copies[i].to, copies[i].from, copies[i].n_bytes};
         if (a.n_bytes > SMALL_COPY_BYTES) {
             CUDA_COMMAND(backend, "copy on the device", launch_on_device, a);
             continue;
         }
-        items[all.n_items++] = (struct cuda_copy_item){a.to, a.from, a.n_bytes};
+        items[all.n_items++] = (struct backend_copy){a.to, a.from, a.n_bytes};
         all.most_bytes = a.n_bytes > all.most_bytes ? a.n_bytes : all.most_bytes;
     }
     if (all.most_bytes > 0)

@@ -215,10 +215,8 @@ const void *cuda_host_reach(struct backend *backend, const void *memory, size_t 
 
 /* ---- partials of the stores ---- */
 
-static_assert(CUDA_MERGE_LANES == BACKEND_N_LANES, "an item of the kernel has the lanes of an item of the table");
-
 struct merge_arguments {
-    const struct cuda_merge_item *items;
+    const struct backend_merge *items;
     uint32_t n_items, group, head_dim, padding;
 };
 
@@ -239,9 +237,9 @@ void cuda_host_merge(struct backend *backend, const struct backend_merge *items,
     a.items = cuda_commands_stage(backend, n_items * sizeof *a.items, &staged);
     if (a.items == NULL)
         return;
-    struct cuda_merge_item *to = staged;
+    struct backend_merge *to = staged;
     for (uint32_t i = 0; i < n_items; i++) {
-        to[i] = (struct cuda_merge_item){.partials = items[i].partials, .out = items[i].out};
+        to[i] = (struct backend_merge){.partials = items[i].partials, .out = items[i].out};
         for (uint32_t lane = 0; lane < BACKEND_N_LANES; lane++) {
             if (items[i].from[lane] == NULL)
                 continue;
