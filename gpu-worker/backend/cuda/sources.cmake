@@ -29,4 +29,6 @@ set(cuda_sources
 set(cuda_backend_sources
     backend_cuda.c
     cuda_commands.c
-    cuda_host.c)
+    cuda_device.c
+    cuda_host.c
+    cuda_visible.c)

@@ -11,7 +11,6 @@
 
 #include <cmocka.h>
 
-#include "gpu-worker/backend/cuda/cuda_device.h"
 #include "gpu-worker/backend/cuda/cuda_host.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "tests/backend/cuda-on-cpu/device.h"
@@ -19,40 +18,6 @@
 #include "tests/backend/fixture.h"
 
 #define MIB ((size_t)1 << 20)
-
-/* The emulation has no driver that says what devices there are: where cuda_device.c is not linked, the one there is. */
-__attribute__((weak)) int cuda_device_open(const struct backend_options *options, struct cuda_device *ret_device,
-                                           char *error, size_t error_size)
-{
-    (void)options;
-    (void)error;
-    (void)error_size;
-    *ret_device = (struct cuda_device){0};
-    return 0;
-}
-
-__attribute__((weak)) int cuda_device_locate(const struct backend_options *options, char ret_pci[BACKEND_PCI_SIZE],
-                                             char *error, size_t error_size)
-{
-    (void)options;
-    (void)ret_pci;
-    (void)error;
-    (void)error_size;
-    return -ENODEV;
-}
-
-__attribute__((weak)) size_t cuda_device_capacity(const struct cuda_device *device)
-{
-    (void)device;
-    return 0;
-}
-
-__attribute__((weak)) const char *cuda_device_describe(const struct cuda_device *device, char *text, size_t text_size)
-{
-    (void)device;
-    (void)text_size;
-    return strcpy(text, "emulated");
-}
 
 static struct backend *open_backend(void)
 {
