@@ -105,6 +105,14 @@ static void *cuda_alloc(struct backend *backend, size_t n_bytes)
     return zeroed(backend, backend_cuda_alloc(backend, n_bytes), n_bytes);
 }
 
+static void *shared_alloc(struct backend *backend, size_t n_bytes)
+{
+    void *memory = NULL;
+    size_t size = n_bytes == 0 ? 1 : n_bytes;
+    cudaError_t error = cudaMallocManaged(&memory, size, cudaMemAttachGlobal);
+    return zeroed(backend, noted(backend, error, memory, size), n_bytes);
+}
+
 /* What was asked for before may still use it. */
 static void cuda_free(struct backend *backend, void *memory)
 {
@@ -537,6 +545,7 @@ static const struct backend_device_ops device_ops = {
     .host_free = cuda_host_give_back,
     .show = cuda_host_show,
     .hide = cuda_host_hide,
+    .shared_alloc = shared_alloc,
     .to_device = to_device,
     .to_host = to_host,
     .part = cuda_commands_part,
