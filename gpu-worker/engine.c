@@ -433,13 +433,12 @@ int engine_new(const struct engine_options *options, struct network *network, co
         .engine = engine,
     };
     size_t block_bytes = (size_t)rows.n_layers * rows.n_kv_heads * layout_head_rows_bytes(&rows);
-    engine->fetch_rows = malloc(block_bytes);
-    engine->device_rows =
-        network->ops->device == NULL ? engine->fetch_rows : network->ops->alloc(network->backend, block_bytes);
+    if (network->ops->device != NULL)
+        engine->device_rows = network->ops->alloc(network->backend, block_bytes);
     engine->candidates = calloc(shape->n_vocab, sizeof(*engine->candidates));
     engine->raw_logits = calloc(shape->n_vocab, sizeof(*engine->raw_logits));
     int r = engine->wake_fd < 0 || engine->event_fd < 0 ? -EMFILE : 0;
-    if (r == 0 && (engine->fetch_rows == NULL || engine->device_rows == NULL || engine->candidates == NULL ||
+    if (r == 0 && ((network->ops->device != NULL && engine->device_rows == NULL) || engine->candidates == NULL ||
                    engine->raw_logits == NULL))
         r = -ENOMEM;
     if (r == 0)
@@ -490,9 +489,8 @@ struct engine *engine_free(struct engine *engine)
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     pthread_mutex_destroy(&engine->lock);
-    if (engine->device_rows != NULL && engine->device_rows != engine->fetch_rows)
+    if (engine->device_rows != NULL)
         engine->network->ops->free(engine->network->backend, engine->device_rows);
-    free(engine->fetch_rows);
     free(engine->candidates);
     free(engine->raw_logits);
     free(engine);

@@ -30,10 +30,9 @@ struct engine {
     struct run *runs; /* in order of arrival */
     struct job_tools tools;
     struct engine_job job;
-    uint64_t n_uses;                      /* sessions are marked with it */
-    uint8_t *fetch_rows;                  /* one block: [layer][kv_head][64] rows; the host's */
-    uint8_t *device_rows;                 /* the same on the device, the very same where its memory is the host's */
-    bool has_lost_device;                 /* nothing works any more: it was told */
+    uint64_t n_uses;      /* sessions are marked with it */
+    uint8_t *device_rows; /* one block: [layer][kv_head][64] rows; NULL where its memory is the host's */
+    bool has_lost_device; /* nothing works any more: it was told */
     struct sampler_candidate *candidates; /* [n_vocab] */
     float *raw_logits;                    /* [n_vocab] */
     uint32_t epoch;
@@ -117,6 +116,6 @@ bool engine_job_is_due(const struct engine *engine);        /* there is one, and
 /* engine_profile.c: the session has the profile that this run's decode steps need (FastGen). -ESTALE, -ENOMEM. */
 int engine_profile(struct engine *engine, struct run *run);
 
-/* engine_rebuild.c: fetches a block's rows [layer][kv_head][n_tokens] through its store into engine->fetch_rows. */
-int engine_fetch_block(struct engine *engine, struct run *run, uint32_t block, uint32_t n_tokens);
+/* engine_rebuild.c: the session's exact set and keys as the query at n_rows needs them. -ETIMEDOUT, -ECONNRESET, what a
+ * store refused with, -ENOMEM; then the session holds nothing. */
 int engine_rebuild(struct engine *engine, struct run *run, uint32_t n_rows);

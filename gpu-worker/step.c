@@ -96,6 +96,8 @@ struct step *step_free(struct step *step)
     free(step->pieces);
     free(step->items);
     free(step->merges);
+    free(step->fetches);
+    free(step->fetch_blocks);
     free(step->ids);
     free(step->positions);
     free(step->lane_partials);

@@ -134,6 +134,9 @@ struct step {
     struct backend_attend *items;
     struct backend_merge *merges; /* [max_decode x n_kv_heads]; where device memory is not the host's */
     uint32_t *ids, *positions;    /* [T] */
+    struct fetch *fetches;        /* of the prefill rows at hand; where device memory is not the host's */
+    uint32_t *fetch_blocks;
+    uint32_t fetches_size, fetch_blocks_size; /* how many there is room for */
     const float **lane_partials;  /* [max_decode][n_kv_heads][12]: where each lane's partial lies; NULL: none */
     struct step_scratch *scratch; /* step_select.c */
 
@@ -192,6 +195,8 @@ bool step_has_work(const struct step *step, const struct step_half *half, const 
 int step_send(struct step *step, struct step_half *half, uint32_t first_layer, uint32_t n_layers);
 int step_collect(struct step *step, struct step_half *half);                 /* until all are answered */
 int step_poll(struct step *step, struct step_half *half, bool *ret_is_done); /* without waiting */
+/* A descriptor that came while something else was waited for. */
+void step_take_descriptor(struct step *step, const struct descriptor *descriptor);
 /* Gives back the slots, once the partials have been read; those of calls without an answer are quarantined. */
 void step_release(struct step *step, struct step_half *half);
 
@@ -209,5 +214,7 @@ int step_exact(struct step *step, const struct step_half *half,
                uint32_t layer); /* decode rows: the exact set. -ENOMEM */
 void step_direct(struct step *step, const struct step_half *half, uint32_t layer); /* lanes from the mapped segments */
 void step_merge(struct step *step, const struct step_half *half); /* exact set and lanes -> attention */
-/* step_prefill.c. -ENOMEM */
+/* step_prefill.c: into `attention`, of rows that the stores hold. -ENOMEM; of step_device_prefill() */
 int step_prefill_attention(struct step *step, const struct step_half *half, uint32_t layer);
+/* step_device.c: the same on a device whose memory is not the host's. Errors as step_run() */
+int step_device_prefill(struct step *step, const struct step_half *half, uint32_t layer);

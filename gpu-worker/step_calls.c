@@ -127,7 +127,7 @@ static void take_answer(struct step *step, struct step_call *call, int32_t statu
     refuse(step, call, status < 0 ? status : -EPROTO, entry);
 }
 
-static void take_descriptor(struct step *step, const struct descriptor *descriptor)
+void step_take_descriptor(struct step *step, const struct descriptor *descriptor)
 {
     for (uint32_t h = 0; h < step->n_halves; h++)
         for (uint32_t i = 0; i < step->halves[h].n_calls; i++) {
@@ -197,7 +197,7 @@ static int wait_for(struct step *step, struct step_call *call, uint64_t give_up_
         r = link_wait(link, due, &descriptor);
     }
     if (r == 1)
-        take_descriptor(step, &descriptor);
+        step_take_descriptor(step, &descriptor);
     return r < 0 ? r : 0;
 }
 

@@ -152,6 +152,8 @@ static uint32_t tile_end(const struct step *step, const struct step_half *half, 
 
 int step_prefill_attention(struct step *step, const struct step_half *half, uint32_t layer)
 {
+    if (step->network->ops->device != NULL)
+        return step_device_prefill(step, half, layer);
     for (uint32_t i = half->first, end; i < half->end; i = end) {
         const struct step_row *row = &step->rows[i];
         end = i + 1;
