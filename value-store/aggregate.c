@@ -325,6 +325,11 @@ static void run_task(void *context, uint32_t index, uint32_t thread)
         atomic_fetch_add_explicit(aggregate->progress, 1, memory_order_relaxed);
 }
 
+struct pool *aggregate_pool(const struct aggregate *aggregate)
+{
+    return aggregate->pool;
+}
+
 int aggregate_run(struct aggregate *aggregate, const struct aggregate_call *call, struct aggregate_result *ret_result,
                   uint32_t *ret_item)
 {

@@ -19,7 +19,8 @@ struct aggregate;
 /* `pool` may be NULL (one thread); `progress` too: bumped for every partial. Both outlive the result. -ENOMEM. */
 int aggregate_new(const struct kernels *kernels, struct pool *pool, _Atomic uint64_t *progress,
                   struct aggregate **ret_aggregate);
-struct aggregate *aggregate_free(struct aggregate *aggregate); /* accepts NULL, returns NULL */
+struct aggregate *aggregate_free(struct aggregate *aggregate);  /* accepts NULL, returns NULL */
+struct pool *aggregate_pool(const struct aggregate *aggregate); /* that it was given */
 
 /* The aggregates of one request; memory of request and reply may be written by the worker meanwhile. */
 struct aggregate_call {

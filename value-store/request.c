@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct serving {
     struct blocks *blocks;
@@ -119,7 +120,18 @@ static int serve_aggregates(struct serving *serving, struct aggregate *aggregate
 
 /* ---- fetches ---- */
 
-static int fetch_one(struct serving *serving, const struct fetch_entry *entry)
+enum {
+    COPIES = 256,             /* checked, then copied together */
+    SHARED_BYTES = 128 * 1024 /* of copies that one thread would do sooner than wake the others */
+};
+
+struct copy {
+    uint8_t *to;
+    const uint8_t *from;
+    uint64_t n_bytes;
+};
+
+static int check_fetch(struct serving *serving, const struct fetch_entry *entry, struct copy *ret_copy)
 {
     const struct row_shape *shape = blocks_shape(serving->blocks);
     if (entry->layer >= shape->n_layers || entry->kv_head >= shape->n_kv_heads || entry->n_tokens == 0 ||
@@ -136,22 +148,39 @@ static int fetch_one(struct serving *serving, const struct fetch_entry *entry)
     if (entry->first_token + entry->n_tokens > blocks_n_rows(&view, entry->layer))
         return -ENODATA;
     const uint8_t *rows = blocks_head_rows(serving->blocks, &view, entry->layer, entry->kv_head);
-    memcpy(serving->reply + entry->result_offset, rows + entry->first_token * row_bytes, n_bytes);
+    *ret_copy = (struct copy){
+        .to = serving->reply + entry->result_offset, .from = rows + entry->first_token * row_bytes, .n_bytes = n_bytes};
     serving->result.n_rows_read += entry->n_tokens;
     if (entry->result_offset + n_bytes > serving->result.n_bytes)
         serving->result.n_bytes = (uint32_t)(entry->result_offset + n_bytes);
     return 0;
 }
 
-static int serve_fetches(struct serving *serving)
+static void copy_one(void *context, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    const struct copy *copy = (const struct copy *)context + item;
+    memcpy(copy->to, copy->from, copy->n_bytes);
+}
+
+static int serve_fetches(struct serving *serving, struct pool *pool)
 {
     const uint8_t *entries = serving->request + serving->header.fetches_offset;
+    struct copy copies[COPIES];
+    uint64_t n_bytes = 0;
+    uint32_t n = 0;
     for (uint32_t i = 0; i < serving->header.n_fetches; i++) {
         struct fetch_entry entry;
         shared_copy(&entry, entries + (size_t)i * sizeof(entry), sizeof(entry));
-        int result = fetch_one(serving, &entry);
+        int result = check_fetch(serving, &entry, &copies[n]);
         if (result < 0)
             return refuse(serving, REPLY_ENTRY_FETCH, i, result);
+        n_bytes += copies[n++].n_bytes;
+        if (n < COPIES && i + 1 < serving->header.n_fetches)
+            continue;
+        pool_run(n_bytes < SHARED_BYTES ? NULL : pool, n, copy_one, copies);
+        n = 0;
+        n_bytes = 0;
     }
     return 0;
 }
@@ -191,7 +220,7 @@ void request_serve(struct blocks *blocks, struct aggregate *aggregate, const str
     if (result == 0)
         result = serve_aggregates(&serving, aggregate);
     if (result == 0)
-        result = serve_fetches(&serving);
+        result = serve_fetches(&serving, aggregate_pool(aggregate));
     if (result < 0)
         serving.result.n_bytes = sizeof(struct reply_header);
     write_reply(&serving, slot->request, started_us);

@@ -1,7 +1,7 @@
 /*
  * request.h - serves what lies in one slot of an exchange: appends, then aggregates, then fetches; fills the reply.
  *
- * Threads    the thread whose turn it is (turn.h); it lends itself to the pool for aggregates.
+ * Threads    the thread whose turn it is (turn.h); it lends itself to the pool for aggregates, and for fetches of many rows.
  * Trust      the worker maps both areas writable and may write anything at any time: fields are copied once, checked, then
  *            used. The worst it can get is a wrong answer to its own request.
  */

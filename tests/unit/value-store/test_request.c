@@ -263,12 +263,51 @@ static void random_changes_do_no_harm(void **state)
     assert_true(n_refused > n_rounds / 10 && n_refused < n_rounds);
 }
 
+/* More than are checked together, more than one thread copies alone: all rows where they belong. */
+static void many_rows_are_copied_by_all_threads(void **state)
+{
+    (void)state;
+    enum { N_FETCHES = 320, N_TOKENS = 10 };
+    const size_t row_bytes = layout_row_bytes(&requests_whole.shape);
+    struct fetch_entry *fetches = calloc(N_FETCHES, sizeof(*fetches));
+    struct request request;
+    struct pool *pool;
+    uint8_t row[FIXTURE_ROW];
+    assert_non_null(fetches);
+    assert_int_equal(pool_new(3, NULL, NULL, &pool), 0);
+    requests_begin(&request);
+    for (uint32_t i = 0; i < N_FETCHES; i++)
+        fetches[i] = (struct fetch_entry){.session = FIXTURE_SESSION,
+                                          .handle = requests_handle(i % (N_BLOCKS - 1)),
+                                          .layer = i % 3,
+                                          .kv_head = i / 3 % 2,
+                                          .first_token = i % 55,
+                                          .n_tokens = N_TOKENS,
+                                          .result_offset = requests_room(&request, N_TOKENS * row_bytes)};
+    request.header->fetches_offset = requests_put(&request, fetches, N_FETCHES * sizeof(*fetches));
+    request.header->n_fetches = N_FETCHES;
+    struct request_result result = requests_serve(&request, requests_whole.blocks, pool);
+    assert_int_equal(result.status, 0);
+    assert_int_equal(result.n_rows_read, N_FETCHES * N_TOKENS);
+    assert_int_equal(result.n_bytes, fetches[N_FETCHES - 1].result_offset + N_TOKENS * row_bytes);
+    for (uint32_t i = 0; i < N_FETCHES; i++)
+        for (uint32_t k = 0; k < N_TOKENS; k++) {
+            fixture_row(&requests_whole, FIXTURE_SESSION, i % (N_BLOCKS - 1) * 64 + fetches[i].first_token + k,
+                        fetches[i].layer, fetches[i].kv_head, row);
+            assert_memory_equal(request.reply + fetches[i].result_offset + k * row_bytes, row, row_bytes);
+        }
+    free(fetches);
+    requests_end(&request);
+    pool_free(pool);
+}
+
 int main(void)
 {
     kernels_thread_setup();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(malformed_requests_are_refused, requests_set_up_f16, requests_tear_down),
         cmocka_unit_test_setup_teardown(sizes_are_checked, requests_set_up_f16, requests_tear_down),
+        cmocka_unit_test_setup_teardown(many_rows_are_copied_by_all_threads, requests_set_up_f16, requests_tear_down),
         cmocka_unit_test_setup_teardown(random_changes_do_no_harm, requests_set_up_f16, requests_tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
