@@ -54,8 +54,11 @@ static bool read_environment(void)
 {
     const char *bytes = getenv("HCATTN_TEST_CUDA_BYTES"), *why = getenv("HCATTN_TEST_CUDA_NO_DEVICE");
     const char *launches = getenv("HCATTN_TEST_CUDA_FAIL_AFTER"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    const char *registered = getenv("HCATTN_TEST_CUDA_REGISTERED_BYTES");
     if (bytes)
         emulation_set_device_bytes((size_t)strtoull(bytes, NULL, 10));
+    if (registered)
+        emulation_set_registered_bytes((size_t)strtoull(registered, NULL, 10));
     if (launches)
         launches_to_loss = strtoull(launches, NULL, 10);
     if (visible && !is_visible(visible))
