@@ -26,7 +26,6 @@ void fetches_begin(struct fetches *fetches, struct stores *stores, struct link *
         .link = link,
         .all = all,
         .n = n,
-        .give_up_us = clock_deadline_us(link->recovery_timeout_us),
     };
 }
 
@@ -213,10 +212,12 @@ int fetches_next(struct fetches *fetches, struct fetch **ret_fetch)
     struct fetch *fetch = &fetches->all[fetches->n_taken];
     if (fetch->state == FETCH_ANSWERED) {
         fetches->n_taken++;
-        fetches->give_up_us = clock_deadline_us(fetches->link->recovery_timeout_us);
+        fetches->give_up_us = 0;
         *ret_fetch = fetch;
         return 1;
     }
+    if (fetches->give_up_us == 0)
+        fetches->give_up_us = clock_deadline_us(fetches->link->recovery_timeout_us);
     if (clock_now_us() >= fetches->give_up_us)
         return -ETIMEDOUT;
     return wait_for(fetches, fetch);

@@ -44,9 +44,9 @@ struct fetches {
     struct link *link;
     struct fetch *all;
     uint32_t n;
-    uint32_t n_taken; /* those before it were given by fetches_next() */
-    uint32_t n_freed; /* those before it are all freed */
-    uint64_t give_up_us;
+    uint32_t n_taken;    /* those before it were given by fetches_next() */
+    uint32_t n_freed;    /* those before it are all freed */
+    uint64_t give_up_us; /* since the next one is waited for; 0: it is not */
     /* Answers to requests that are no fetches; NULL: nobody waits for any. */
     void (*other)(void *context, const struct descriptor *descriptor);
     void *context;
