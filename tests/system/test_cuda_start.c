@@ -195,11 +195,6 @@ static void a_service_without_its_device_does_not_start(void **state)
 
 int main(void)
 {
-    char folder[256];
-    const char *bin =
-        getenv("HCATTN_BIN"); /* of programs as they ship; those with the emulated device lie beside them */
-    snprintf(folder, sizeof(folder), "%s-emulated", bin ? bin : "build/release/bin");
-    setenv("HCATTN_BIN", folder, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_missing_is_said_in_one_line),
         cmocka_unit_test(auto_takes_what_there_is),
