@@ -16,6 +16,8 @@ import time
 KERNEL_META_PACKAGE = "linux-image-cloud-amd64"
 QEMU = "qemu-system-x86_64"
 BUSYBOX = "/bin/busybox"
+DEVICE_BUS = 0x20
+DEVICE = f"0000:{DEVICE_BUS:02x}:00.0"
 
 
 class Unavailable(Exception):
@@ -137,8 +139,9 @@ class Outcome:
         return {name[len(prefix):]: fact for name, fact in self.facts.items() if name.startswith(prefix)}
 
 
-def boot(kernel, archive_bytes, nodes, deadline_s):
-    """Runs a machine to its end. nodes: one (cpus, MiB) per NUMA node: a list of cpu numbers, and memory, 0 for none."""
+def boot(kernel, archive_bytes, nodes, deadline_s, device_node=None):
+    """Runs a machine to its end. nodes: one (cpus, MiB) per NUMA node: a list of cpu numbers, and memory, 0 for none.
+    device_node: a PCI device (DEVICE) is attached to it."""
     n_cpus = sum(len(cpus) for cpus, _ in nodes)
     n_mib = sum(mib for _, mib in nodes)
     command = [QEMU, "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-nodefaults", "-nographic",
@@ -149,6 +152,9 @@ def boot(kernel, archive_bytes, nodes, deadline_s):
             command += ["-object", f"memory-backend-ram,id=m{node},size={mib}M"]
             words.append(f"memdev=m{node}")
         command += ["-numa", ",".join(words)]
+    if device_node is not None:
+        command += ["-device", f"pxb-pcie,id=far,bus=pcie.0,bus_nr={DEVICE_BUS},numa_node={device_node}",
+                    "-device", "pcie-root-port,id=device,bus=far,chassis=1"]
     with tempfile.TemporaryDirectory(prefix="hcattn-guest-") as folder:
         paths = {name: os.path.join(folder, name) for name in ("initramfs", "log", "facts")}
         with open(paths["initramfs"], "wb") as file:
