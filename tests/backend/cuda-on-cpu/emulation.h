@@ -53,10 +53,10 @@ extern struct emulation_thread *emulation_thread;
 unsigned int emulation_barrier(int predicate, const char *file, int line);
 
 /*
- * All lanes of `mask`, which must hold the caller: result of combine() over the values they brought. combine() may fail.
- * values[lane] is defined for the lanes of the mask.
+ * All lanes of `mask`, which must hold the caller: what combine() makes of the values and arguments they brought, all defined
+ * for the lanes of the mask alone. combine() may fail.
  */
-typedef uint64_t emulation_combine(const uint64_t *values, unsigned int mask, unsigned int lane, uint64_t argument);
+typedef void emulation_combine(const uint64_t *values, const uint64_t *arguments, unsigned int mask, uint64_t *results);
 uint64_t emulation_warp(unsigned int mask, uint64_t value, uint64_t argument, emulation_combine *combine,
                         const char *file, int line);
 
@@ -80,6 +80,7 @@ void emulation_launch(const struct emulation_kernel *kernel, cudaStream_t stream
 /* emulation.cpp */
 cudaError_t emulation_check_launch(const struct emulation_kernel *kernel);
 void emulation_run(const struct emulation_kernel *kernel, const void *call);
+void emulation_waited(void); /* looks at all guards, if anything was launched since the last time */
 
 /* Calls of the runtime by what they do; see emulation_fail_call(). */
 enum emulation_call {
@@ -104,7 +105,7 @@ void emulation_memory_bytes(size_t *free_bytes, size_t *total_bytes);
 size_t emulation_n_ranges(void);
 size_t emulation_shared_limit(const void *function);
 void emulation_set_shared_limit(const void *function, size_t n_bytes);
-void emulation_check_guards(const char *when);
+void emulation_check_guards(bool all, const char *when);
 void *emulation_guarded_alloc(size_t n_bytes);
 void emulation_guarded_free(void *memory, const char *when);
 

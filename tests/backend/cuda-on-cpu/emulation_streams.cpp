@@ -172,7 +172,11 @@ static cudaError_t begin_wait(cudaStream_t stream, bool all)
     for (cudaStream_t captures : capturing)
         if (all || captures == stream)
             error = emulation_spoil(captures, cudaErrorStreamCaptureUnsupported);
-    return error || stream ? error : emulation_legacy_forbids();
+    if (!error && !stream)
+        error = emulation_legacy_forbids();
+    if (!error)
+        emulation_waited();
+    return error;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
@@ -249,6 +253,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     if (!event)
         return emulation_error(cudaErrorInvalidResourceHandle);
     const cudaError_t error = emulation_begin(EMULATION_WAITS);
+    if (!error && !event->capture)
+        emulation_waited();
     if (error || !event->capture)
         return error;
     for (cudaStream_t captures : capturing)

@@ -155,35 +155,41 @@ static inline int __syncthreads_or(int predicate, EMULATION_HERE)
     return emulation_barrier(predicate, file, line) != 0;
 }
 
-static inline uint64_t emulation_ballot(const uint64_t *values, unsigned int mask, unsigned int, uint64_t)
+/* the same for all lanes */
+static inline void emulation_give(unsigned int mask, uint64_t result, uint64_t *results)
 {
-    uint64_t ballot = 0;
-    for (unsigned int lane = 0; lane < 32; lane++)
-        ballot |= (uint64_t)(mask >> lane & 1 && values[lane] != 0) << lane;
-    return ballot;
+    for (; mask; mask &= mask - 1)
+        results[__builtin_ctz(mask)] = result;
 }
 
-/* argument: the lane to read from, or one that is not in the mask: fails */
-static inline uint64_t emulation_read_lane(const uint64_t *values, unsigned int mask, unsigned int lane, uint64_t from)
+static inline void emulation_ballot(const uint64_t *values, const uint64_t *, unsigned int mask, uint64_t *results)
 {
-    if (!(mask >> from & 1))
-        emulation_fail("lane %u shuffles from lane %u, which is not in mask %08x", lane, (unsigned int)from, mask);
-    return values[from];
+    uint64_t ballot = 0;
+    for (unsigned int rest = mask; rest; rest &= rest - 1)
+        ballot |= (uint64_t)(values[__builtin_ctz(rest)] != 0) << __builtin_ctz(rest);
+    emulation_give(mask, ballot, results);
+}
+
+/* arguments: the lanes to read from; one that is not in the mask fails */
+static inline void emulation_read_lanes(const uint64_t *values, const uint64_t *from, unsigned int mask,
+                                        uint64_t *results)
+{
+    for (unsigned int rest = mask; rest; rest &= rest - 1) {
+        const int lane = __builtin_ctz(rest);
+        if (!(mask >> from[lane] & 1))
+            emulation_fail("lane %d shuffles from lane %u, which is not in mask %08x", lane, (unsigned int)from[lane],
+                           mask);
+        results[lane] = values[from[lane]];
+    }
 }
 
 template <typename T, T (*combine)(T, T)>
-static inline uint64_t emulation_reduce(const uint64_t *values, unsigned int mask, unsigned int, uint64_t)
+static inline void emulation_reduce(const uint64_t *values, const uint64_t *, unsigned int mask, uint64_t *results)
 {
-    T result{};
-    bool first = true;
-    for (unsigned int lane = 0; lane < 32; lane++) {
-        if (!(mask >> lane & 1))
-            continue;
-        T value = emulation_bits<T>(values[lane]);
-        result = first ? value : combine(result, value);
-        first = false;
-    }
-    return emulation_bits<uint64_t>(result);
+    T result = emulation_bits<T>(values[__builtin_ctz(mask)]);
+    for (unsigned int rest = mask & (mask - 1); rest; rest &= rest - 1)
+        result = combine(result, emulation_bits<T>(values[__builtin_ctz(rest)]));
+    emulation_give(mask, emulation_bits<uint64_t>(result), results);
 }
 
 static inline unsigned int emulation_lane()
@@ -203,7 +209,7 @@ static inline T emulation_shuffle(unsigned int mask, T value, unsigned int from,
 {
     static_assert(sizeof(T) <= 8);
     return emulation_bits<T>(
-        emulation_warp(mask, emulation_bits<uint64_t>(value), from, emulation_read_lane, file, line));
+        emulation_warp(mask, emulation_bits<uint64_t>(value), from, emulation_read_lanes, file, line));
 }
 
 template <typename T> static inline T __shfl_sync(unsigned int mask, T value, int from, int width = 32, EMULATION_HERE)
