@@ -74,8 +74,8 @@ static int put_blocks(struct engine *engine, struct run *run, struct fetches *fe
             return run->error;
         if (r == 0)
             continue;
-        if (fetch->status < 0)
-            return fetch->status;
+        if (fetch->call.status < 0)
+            return fetch->call.status;
         struct block block = {.shape = &engine->stores.shape,
                               .number = fetch->blocks[0],
                               .n_tokens = fetch->n_tokens,
@@ -100,7 +100,7 @@ static int fetch_all(struct engine *engine, struct run *run, uint32_t n_rows)
         uint32_t n = n_rows - i * LAYOUT_BLOCK_TOKENS;
         numbers[i] = i;
         all[i] = (struct fetch){.run = run,
-                                .store = run_store(run, i),
+                                .call.store = run_store(run, i),
                                 .n_layers = engine->stores.shape.n_layers,
                                 .blocks = &numbers[i],
                                 .n_blocks = 1,

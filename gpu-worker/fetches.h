@@ -14,29 +14,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gpu-worker/link.h"
+#include "gpu-worker/call.h"
 #include "gpu-worker/run.h"
-#include "gpu-worker/stores.h"
 
 /* Of a store's slots: what is left is for the calls of a step. */
 enum { FETCHES_PER_STORE = 3 };
 
-enum fetch_state { FETCH_UNSENT, FETCH_SENT, FETCH_ANSWERED, FETCH_FREED };
-
 struct fetch {
     /* what is asked for */
     const struct run *run;
-    uint32_t store; /* where all the blocks are */
     uint32_t first_layer, n_layers;
-    const uint32_t *blocks; /* numbers */
+    const uint32_t *blocks; /* numbers, all of them in the call's store */
     uint32_t n_blocks;
     uint32_t n_tokens; /* of all blocks, whole ones but the last */
-    /* how it stands */
-    enum fetch_state state;
-    bool by_ring;
-    int32_t status; /* answered: 0, or why the store refused */
-    uint32_t slot;
-    uint64_t route, request, deadline_us, retry_us;
+    struct call call;
+    bool is_freed;
 };
 
 struct fetches {
@@ -55,7 +47,7 @@ struct fetches {
 /* Most whole blocks of n_layers that one fetch can bring. */
 uint32_t fetches_most_blocks(const struct stores *stores, uint32_t n_layers);
 
-/* all [n]: what is asked for, and zeroes. The rest of `fetches`, if it is wanted, is set behind. */
+/* all [n]: what is asked for, call.store, and zeroes. The rest of `fetches`, if it is wanted, is set behind. */
 void fetches_begin(struct fetches *fetches, struct stores *stores, struct link *link, struct fetch *all, uint32_t n);
 /*
  * 1: the next in order is answered: its rows stay until fetches_free(), or the next call (in which a store's exchange may go).

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu-worker/call.h"
 #include "gpu-worker/link.h"
 #include "gpu-worker/network.h"
 #include "gpu-worker/run.h"
@@ -67,13 +68,8 @@ struct step_limits {
 
 /* One store's part of what a half asks for at a time. */
 struct step_call {
-    uint32_t store; /* number */
-    bool is_sent, is_done, by_ring;
-    uint32_t slot;
-    uint64_t route;
-    uint64_t request;
-    uint64_t deadline_us; /* of the answer */
-    uint64_t retry_us;    /* not sent before */
+    struct call call;
+    bool is_done; /* answered, or nothing is left to ask */
     uint32_t n_appends, n_items;
     struct run **append_owner; /* [max entries] */
     uint32_t *item_row;        /* [max_decode x n_kv_heads] */
@@ -187,8 +183,8 @@ int step_make_room(struct step *step, size_t n_pieces);
 
 /* step_request.c: what a store is asked. Fills the call's slot and link->next_request's request. -ENOSPC: cannot happen. */
 int step_plan(struct step *step, struct step_half *half);
-int step_write(struct step *step, struct step_half *half, struct step_call *call, struct store *store, uint32_t slot,
-               uint64_t request, uint32_t *ret_n_bytes);
+int step_write(struct step *step, struct step_half *half, struct step_call *call, const struct store *store,
+               uint32_t slot, uint64_t request, uint32_t *ret_n_bytes);
 bool step_has_work(const struct step *step, const struct step_half *half, const struct step_call *call);
 
 /* step_calls.c: sending, answers, and sending again when a store is lost. */

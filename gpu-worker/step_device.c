@@ -94,7 +94,7 @@ static int64_t list_fetches(struct step *step, const struct rows *rows, uint32_t
             if (blocks[n_here - 1] == n_blocks - 1) /* the last of all, perhaps not whole */
                 n_tokens -= n_blocks * LAYOUT_BLOCK_TOKENS - rows->position;
             step->fetches[n++] = (struct fetch){.run = rows->run,
-                                                .store = shares[i].store,
+                                                .call.store = shares[i].store,
                                                 .first_layer = layer,
                                                 .n_layers = 1,
                                                 .blocks = blocks,
@@ -164,9 +164,9 @@ static int give_all(struct step *step, const struct rows *rows, struct copies *c
             continue;
         if (step->progress != NULL)
             atomic_fetch_add_explicit(step->progress, 1, memory_order_relaxed);
-        if (fetch->status < 0) {
-            run_fail(rows->run, fetch->status, "store %u refused a fetch of the session: %s", fetch->store,
-                     strerror(-fetch->status));
+        if (fetch->call.status < 0) {
+            run_fail(rows->run, fetch->call.status, "store %u refused a fetch of the session: %s", fetch->call.store,
+                     strerror(-fetch->call.status));
             continue;
         }
         r = give(copies, fetch);

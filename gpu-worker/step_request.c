@@ -47,7 +47,7 @@ uint64_t step_reply_bytes(const struct row_shape *shape, uint32_t n_heads, const
 static struct step_call *call_for(struct step *step, struct step_half *half, uint32_t store)
 {
     for (uint32_t i = 0; i < half->n_calls; i++)
-        if (half->calls[i].store == store)
+        if (half->calls[i].call.store == store)
             return &half->calls[i];
     struct step_call *call = &half->calls[half->n_calls];
     if (call->append_owner == NULL) {
@@ -60,9 +60,8 @@ static struct step_call *call_for(struct step *step, struct step_half *half, uin
             call->item_result == NULL)
             return NULL;
     }
-    call->store = store;
-    call->is_sent = call->is_done = false;
-    call->retry_us = 0;
+    call->call = (struct call){.store = store};
+    call->is_done = false;
     half->n_calls++;
     return call;
 }
@@ -118,14 +117,14 @@ bool step_has_work(const struct step *step, const struct step_half *half, const 
         const struct step_row *row = &step->rows[i];
         if (row->run->error != 0)
             continue;
-        if (run_store(row->run, row->position / LAYOUT_BLOCK_TOKENS) == call->store)
+        if (run_store(row->run, row->position / LAYOUT_BLOCK_TOKENS) == call->call.store)
             return true;
-        if (asks_stores(step, row) && row_lanes(row, call->store) != 0)
+        if (asks_stores(step, row) && row_lanes(row, call->call.store) != 0)
             return true;
     }
     for (uint32_t i = 0; commits_now(half) && i < step->n_commits; i++) {
         const struct run *run = step->commits[i];
-        if (run->error == 0 && run_store(run, (run->n_known - 1) / LAYOUT_BLOCK_TOKENS) == call->store)
+        if (run->error == 0 && run_store(run, (run->n_known - 1) / LAYOUT_BLOCK_TOKENS) == call->call.store)
             return true;
     }
     return false;
@@ -202,7 +201,7 @@ static int put_appends(struct step *step, const struct step_half *half, struct p
             struct run *run = step->rows[i].run;
             uint32_t position = step->rows[i].position;
             end = same_append(step, half, i);
-            if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->store)
+            if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->call.store)
                 continue;
             struct new_tokens tokens = {.run = run,
                                         .position = position,
@@ -219,7 +218,7 @@ static int put_appends(struct step *step, const struct step_half *half, struct p
     for (uint32_t i = 0; commits_now(half) && i < step->n_commits; i++) {
         struct run *run = step->commits[i];
         uint32_t position = run->n_known - 1;
-        if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->store)
+        if (run->error != 0 || run_store(run, position / LAYOUT_BLOCK_TOKENS) != call->call.store)
             continue;
         struct new_tokens tokens = {
             .run = run, .position = position, .n = 1, .is_decode = true, .ids = &run->ids[position]};
@@ -348,7 +347,7 @@ static int put_items(struct step *step, const struct step_half *half, struct pay
     call->n_items = 0;
     for (uint32_t i = half->first; i < half->end; i++) {
         const struct step_row *row = &step->rows[i];
-        if (row->run->error == 0 && asks_stores(step, row) && row_lanes(row, call->store) != 0) {
+        if (row->run->error == 0 && asks_stores(step, row) && row_lanes(row, call->call.store) != 0) {
             n_blocks += row->selection.n_blocks;
             n_rows++;
         }
@@ -364,7 +363,7 @@ static int put_items(struct step *step, const struct step_half *half, struct pay
     for (uint32_t i = half->first; i < half->end; i++) {
         const struct step_row *row = &step->rows[i];
         struct share share = {.step = step, .row = row, .row_index = i, .first_block = n_blocks};
-        share.lanes = row->run->error == 0 && asks_stores(step, row) ? row_lanes(row, call->store) : 0;
+        share.lanes = row->run->error == 0 && asks_stores(step, row) ? row_lanes(row, call->call.store) : 0;
         if (share.lanes == 0)
             continue;
         for (uint32_t lane = 0; lane < LAYOUT_N_LANES; lane++)
@@ -389,8 +388,8 @@ static int put_items(struct step *step, const struct step_half *half, struct pay
     return 0;
 }
 
-int step_write(struct step *step, struct step_half *half, struct step_call *call, struct store *store, uint32_t slot,
-               uint64_t request, uint32_t *ret_n_bytes)
+int step_write(struct step *step, struct step_half *half, struct step_call *call, const struct store *store,
+               uint32_t slot, uint64_t request, uint32_t *ret_n_bytes)
 {
     struct payload payload;
     payload_begin(&payload, stores_request(store, slot), store->request_bytes);
