@@ -54,6 +54,7 @@ struct key_quantizer {
     uint32_t n_layers, n_kv_heads;
     const struct key_head *heads; /* [n_layers][n_kv_heads] */
     size_t table_bytes;           /* on the device, all heads together: codebooks, statistics' tables */
+    uint64_t id; /* not 0, and of no other one that this process makes or made; 0 only where heads have no table */
 };
 
 static inline const struct key_head *key_quantizer_head(const struct key_quantizer *quantizer, uint32_t layer,

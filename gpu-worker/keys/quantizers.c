@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,8 @@ struct made {
     bool stale;                   /* newer statistics or a newer codebook have come */
     struct key_head *heads;
 };
+
+static _Atomic uint64_t n_made; /* of all objects */
 
 struct quantizers {
     struct row_shape shape;
@@ -187,7 +190,8 @@ static int make(struct quantizers *quantizers, const struct policy_terms *terms,
     made->quantizer = (struct key_quantizer){.codec = key_codec_find(terms->codec),
                                              .n_layers = quantizers->shape.n_layers,
                                              .n_kv_heads = quantizers->shape.n_kv_heads,
-                                             .heads = made->heads};
+                                             .heads = made->heads,
+                                             .id = atomic_fetch_add(&n_made, 1) + 1};
     struct pair_table **together = calloc(n_heads, sizeof *together);
     int r = made->heads && together ? 0 : -ENOMEM;
     if (r == 0 && is_klt(made->codec)) /* all heads at once, as they share the bytes */

@@ -8,6 +8,8 @@
 #include "gpu-worker/backend/cuda/cuda_device.h"
 #include "gpu-worker/backend/cuda/cuda_host.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
+#include "gpu-worker/backend/cuda/cuda_key_ops.h"
+#include "gpu-worker/backend/cuda/cuda_key_tables.h"
 #include "gpu-worker/model/dequantize.h"
 
 enum { SMALL_COPY_BYTES = 64u << 10 };
@@ -140,6 +142,7 @@ static struct backend *cuda_close(struct backend *backend)
         return NULL;
     cuda_commands_free(backend);
     cuda_host_free(backend);
+    cuda_key_tables_free(backend);
     backend_cuda_free(backend, backend->rope_frequencies);
     assert(backend->n_allocations == 0);
     if (backend->stream != NULL)
@@ -551,6 +554,8 @@ static const struct backend_device_ops device_ops = {
     .part = cuda_commands_part,
     .finish = cuda_commands_finish,
     .error = error_sentence,
+    .quantize = cuda_key_quantize,
+    .select = cuda_key_select,
     .merge = cuda_host_merge,
     .wait = cuda_commands_wait,
 };

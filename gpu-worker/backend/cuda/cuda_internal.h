@@ -27,6 +27,7 @@ struct cuda_allocation; /* backend_cuda.c: what alloc() and the like gave */
 struct cuda_prefill;    /* cuda_prefill.c */
 struct cuda_blas;       /* cuda_blas.c */
 struct cuda_host;       /* cuda_host.c: pinned memory of the host */
+struct cuda_key_tables; /* cuda_key_tables.c: of quantizers */
 
 struct backend {
     int device;
@@ -40,6 +41,9 @@ struct backend {
     struct cuda_blas *blas; /* NULL: cuBLAS is not there, and own kernels do its work */
     struct cuda_prefill *prefill;
     struct cuda_host *host;
+    struct cuda_key_tables *key_tables;
+    uint64_t key_operation;  /* number of the one at hand, for key_tables */
+    size_t keys_staged;      /* bytes, by cuda_key_quantize.c since it last played */
     float *rope_frequencies; /* on the device, of the rotary embedding that was used last */
     float *host_frequencies;
     uint32_t n_frequencies;

@@ -1,23 +1,18 @@
 /*
- * cuda_selection.cu - selection, first part: largest scores, softmax over old tokens and the exact set, weights.
+ * cuda_selection.cu - selection, first part: softmax over old tokens and the exact set, weights.
  *
- * Launches   begin: a block an item. largest, exponentials: x: tokens, y: query heads, z: items; 256 threads (any whole warps).
- *            totals: a warp a query head, y: items. weigh: x: tokens, y: items. No shared memory.
- * Algorithm  the sums of passes_loops.h in its order: half a warp adds up a run of 16 blocks in 16 lanes; totals adds the runs one
- *            after the other (at 4M tokens 4096 of them: some 20 us, all heads side by side). Maxima by atomics, which no order changes.
- *            Bytes: scores read twice and written once; exponentials read once and weights written.
+ * Launches   exponentials: x: tokens, y: query heads, z: items; 256 threads (any whole warps). weigh: x: tokens, y: items. Shared
+ *            memory: 4 bytes.
+ * Algorithm  the sums of passes_loops.h in its order: half a warp adds up a run of 16 blocks in 16 lanes; the last block of a query
+ *            head adds the runs one after the other (at 4M tokens 4096 of them: some 20 us, all heads side by side). The largest
+ *            scores came with the scores, the largest weight by atomics, which no order changes.
+ *            Bytes: scores read and written once; exponentials read once and weights written.
  */
 #include "gpu-worker/backend/cuda/cuda_selection.cuh"
 
 #define NO_SCORE (-INFINITY)
 
-/* Floats in the order of unsigned integers; 0 is below all. */
-static __device__ __forceinline__ uint32_t selection_order(float x)
-{
-    const uint32_t bits = __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
+/* The float that cuda_keys_order() made this of. */
 static __device__ __forceinline__ float selection_unorder(uint32_t order)
 {
     return order == 0 ? NO_SCORE : __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
@@ -41,44 +36,51 @@ static __device__ __forceinline__ float exp_of_negative(float x)
 static __device__ __forceinline__ float reference_of(const struct cuda_selection_item &item, uint32_t head,
                                                      uint32_t head_dim)
 {
-    const float largest = selection_unorder(selection_state_of(item)->largest[head]);
+    const float largest = selection_unorder(selection_largest(item)[head]);
     return fminf(fmaxf(largest, item.exact[static_cast<size_t>(head) * KERNELS_PARTIAL_FLOATS(head_dim)]), FLT_MAX);
 }
 
-static __global__ void __launch_bounds__(64) begin(const struct cuda_selection_item *__restrict__ items)
+/*
+ * What the exponentials of a query head are divided by: their sum, run by run in order, and the exact set's. Both halves of the
+ * first warp do the same; the exact set's own exponentials (mass only) are everyone's.
+ */
+static __device__ __forceinline__ void total(const struct cuda_selection_item &item, uint32_t group, uint32_t head_dim,
+                                             size_t exact_stride, float divisor, const struct selection_work &work)
 {
-    selection_state *state = selection_state_of(items[blockIdx.x]);
-    for (uint32_t head = threadIdx.x; head < CUDA_SELECTION_MAX_GROUP; head += blockDim.x)
-        state->largest[head] = 0;
-    if (threadIdx.x == 0) {
-        state->top = 0;
-        state->failed = -1;
-        state->enough = SELECTION_STEPS + 1;
-        state->found = 0;
-        *items[blockIdx.x].n_kept = 0;
+    const uint32_t head = blockIdx.y, n_runs = (item.n_blocks + PASSES_LANES - 1) / PASSES_LANES;
+    const float *partial = item.exact + static_cast<size_t>(head) * KERNELS_PARTIAL_FLOATS(head_dim);
+    const float reference = reference_of(item, head, head_dim);
+    float *exact = selection_floats(item, work.exact) + static_cast<size_t>(head) * CUDA_SELECTION_MAX_EXACT;
+    const uint32_t n_exact = (item.n_exact + PASSES_BLOCK_TOKENS - 1) / PASSES_BLOCK_TOKENS * PASSES_BLOCK_TOKENS;
+    for (uint32_t i = threadIdx.x; i < n_exact; i += blockDim.x) {
+        float e = 0;
+        if (i < item.n_exact && reference > NO_SCORE)
+            e = exp_of_negative(fminf(item.exact_scores[head * exact_stride + i], reference) - reference);
+        exact[i] = e;
     }
+    if (threadIdx.x >= CUDA_WARP)
+        return;
+    float sum = selection_sum(
+        selection_serial_sum(selection_floats(item, work.runs) + static_cast<size_t>(head) * work.n_runs * PASSES_LANES,
+                             n_runs * PASSES_LANES, cuda_lane() % PASSES_LANES));
+    if (threadIdx.x != 0)
+        return;
+    if (reference > NO_SCORE) { /* an empty partial gives NaN */
+        const float of_exact =
+            partial[1] * static_cast<float>(exp(static_cast<double>(fminf(partial[0], FLT_MAX) - reference)));
+        sum += of_exact > 0 ? of_exact : 0;
+    }
+    selection_factors(item, group)[head] = sum > 0 ? 1.0f / (sum * divisor) : 0;
+    if (item.references)
+        item.references[head] = reference;
 }
 
+/* Scores to exponentials; half a warp for each run of 16 blocks. The last block of a query head adds up. */
 CUDA_HOT static __global__ void __launch_bounds__(1024)
-    largest(const struct cuda_selection_item *__restrict__ items, size_t stride)
+    exponentials(const struct cuda_selection_item *__restrict__ items, size_t stride, uint32_t group, uint32_t head_dim,
+                 size_t exact_stride, float divisor, struct selection_work work)
 {
-    const struct cuda_selection_item item = items[blockIdx.z];
-    const float *scores = item.scores + blockIdx.y * stride;
-    const uint32_t n = item.n_blocks * PASSES_BLOCK_TOKENS;
-    float most = NO_SCORE;
-    for (uint32_t j = blockIdx.x * blockDim.x + threadIdx.x; j < n; j += gridDim.x * blockDim.x)
-        if (j >= SELECTION_SINKS && scores[j] > most) /* NaN is not */
-            most = scores[j];
-    most = cuda_warp_max(most);
-    if (cuda_lane() == 0 && most > NO_SCORE)
-        atomicMax(&selection_state_of(item)->largest[blockIdx.y], selection_order(most));
-}
-
-/* Scores to exponentials; half a warp for each run of 16 blocks. */
-CUDA_HOT static __global__ void __launch_bounds__(1024)
-    exponentials(const struct cuda_selection_item *__restrict__ items, size_t stride, uint32_t head_dim,
-                 struct selection_work work)
-{
+    __shared__ uint32_t is_last;
     const struct cuda_selection_item item = items[blockIdx.z];
     const float reference = reference_of(item, blockIdx.y, head_dim);
     float *scores = item.scores + blockIdx.y * stride;
@@ -102,42 +104,9 @@ CUDA_HOT static __global__ void __launch_bounds__(1024)
         selection_floats(item, work.runs)[(static_cast<size_t>(blockIdx.y) * work.n_runs + run) * PASSES_LANES + lane] =
             sum;
     }
-}
-
-/* Both halves of the warp do the same. */
-CUDA_HOT static __global__ void __launch_bounds__(32)
-    totals(const struct cuda_selection_item *__restrict__ items, size_t exact_stride, uint32_t head_dim, float divisor,
-           struct selection_work work)
-{
-    const struct cuda_selection_item item = items[blockIdx.y];
-    const uint32_t head = blockIdx.x, n_runs = (item.n_blocks + PASSES_LANES - 1) / PASSES_LANES;
-    const float *partial = item.exact + static_cast<size_t>(head) * KERNELS_PARTIAL_FLOATS(head_dim);
-    const float reference = reference_of(item, head, head_dim);
-    const float *runs = selection_floats(item, work.runs) + static_cast<size_t>(head) * work.n_runs * PASSES_LANES +
-                        cuda_lane() % PASSES_LANES;
-    float *exact = selection_floats(item, work.exact) + static_cast<size_t>(head) * CUDA_SELECTION_MAX_EXACT;
-    float total = 0;
-#pragma unroll 8
-    for (uint32_t run = 0; run < n_runs; run++)
-        total += runs[run * PASSES_LANES];
-    total = selection_sum(total);
-    const uint32_t n_exact = (item.n_exact + PASSES_BLOCK_TOKENS - 1) / PASSES_BLOCK_TOKENS * PASSES_BLOCK_TOKENS;
-    for (uint32_t i = cuda_lane(); i < n_exact; i += CUDA_WARP) {
-        float e = 0;
-        if (i < item.n_exact && reference > NO_SCORE)
-            e = exp_of_negative(fminf(item.exact_scores[head * exact_stride + i], reference) - reference);
-        exact[i] = e;
-    }
-    if (cuda_lane() != 0)
-        return;
-    if (reference > NO_SCORE) { /* an empty partial gives NaN */
-        const float of_exact =
-            partial[1] * static_cast<float>(exp(static_cast<double>(fminf(partial[0], FLT_MAX) - reference)));
-        total += of_exact > 0 ? of_exact : 0;
-    }
-    selection_state_of(item)->factors[head] = total > 0 ? 1.0f / (total * divisor) : 0;
-    if (item.references)
-        item.references[head] = reference;
+    uint32_t *came = reinterpret_cast<uint32_t *>(selection_factors(item, group) + group);
+    if (selection_is_last(&came[blockIdx.y], gridDim.x, &is_last))
+        total(item, group, head_dim, exact_stride, divisor, work);
 }
 
 /* Mean, or root mean square, over the query heads; the exact set's tokens (mass only) follow the old ones. */
@@ -146,7 +115,7 @@ CUDA_HOT static __global__ void __launch_bounds__(1024) weigh(const struct cuda_
                                                               size_t stride, uint32_t group, struct selection_work work)
 {
     const struct cuda_selection_item item = items[blockIdx.y];
-    selection_state *state = selection_state_of(item);
+    const float *factors = selection_factors(item, group);
     const uint32_t n_old = item.n_blocks * PASSES_BLOCK_TOKENS;
     const uint32_t n_exact = (item.n_exact + PASSES_BLOCK_TOKENS - 1) / PASSES_BLOCK_TOKENS * PASSES_BLOCK_TOKENS;
     const float *exact = selection_floats(item, work.exact);
@@ -156,7 +125,7 @@ CUDA_HOT static __global__ void __launch_bounds__(1024) weigh(const struct cuda_
         const size_t step = j < n_old ? stride : CUDA_SELECTION_MAX_EXACT;
         float sum = 0;
         for (uint32_t head = 0; head < group; head++) {
-            const float factor = state->factors[head], e = from[head * step];
+            const float factor = factors[head], e = from[head * step];
             if constexpr (selector == POLICY_SELECTOR_L2) {
                 const float scaled = e * (factor * PASSES_BEFORE_SQUARE);
                 sum = fmaf(scaled, scaled, sum);
@@ -173,12 +142,22 @@ CUDA_HOT static __global__ void __launch_bounds__(1024) weigh(const struct cuda_
     }
     top = cuda_warp_max(top);
     if (cuda_lane() == 0 && top > 0)
-        atomicMax(&state->top, __float_as_uint(top));
+        atomicMax(&selection_state_of(item)->top, __float_as_uint(top));
 }
 
 size_t cuda_selection_work_bytes(const struct cuda_selection *selection)
 {
     return selection_work_of(selection).n_bytes;
+}
+
+size_t cuda_selection_state_bytes(uint32_t group)
+{
+    return (sizeof(selection_state) + 3 * static_cast<size_t>(group) * sizeof(uint32_t) + 15) / 16 * 16;
+}
+
+uint32_t *cuda_selection_largest(void *state)
+{
+    return reinterpret_cast<uint32_t *>(static_cast<selection_state *>(state) + 1);
 }
 
 size_t cuda_selection_weights_offset(const struct cuda_selection *selection)
@@ -195,15 +174,10 @@ cudaError_t cuda_selection_weigh(const struct cuda_queue *queue, const struct cu
     const unsigned int n_threads = queue->n_threads ? queue->n_threads : 256;
     const uint32_t group = selection->group, head_dim = selection->head_dim;
     const float of_group = static_cast<float>(group);
-    CUDA_LAUNCH(begin, n_items, 64, 0, queue->stream)(items);
-    CUDA_LAUNCH(largest, dim3(selection_grid(n_tokens, 4 * n_threads), group, n_items), n_threads, 0, queue->stream)
-    (items, stride);
     CUDA_LAUNCH(exponentials, dim3(selection_grid(work.n_runs, n_threads / PASSES_LANES), group, n_items), n_threads, 0,
                 queue->stream)
-    (items, stride, head_dim, work);
-    CUDA_LAUNCH(totals, dim3(group, n_items), CUDA_WARP, 0, queue->stream)
-    (items, selection->exact_stride, head_dim, selection->selector == POLICY_SELECTOR_L2 ? sqrtf(of_group) : of_group,
-     work);
+    (items, stride, group, head_dim, selection->exact_stride,
+     selection->selector == POLICY_SELECTOR_L2 ? sqrtf(of_group) : of_group, work);
     const dim3 grid(selection_grid(n_tokens + CUDA_SELECTION_MAX_EXACT, n_threads), n_items);
     if (selection->selector == POLICY_SELECTOR_L2)
         CUDA_LAUNCH((weigh<POLICY_SELECTOR_L2>), grid, n_threads, 0, queue->stream)(items, stride, group, work);
@@ -217,7 +191,8 @@ cudaError_t cuda_selection_weigh(const struct cuda_queue *queue, const struct cu
 cudaError_t cuda_selection_run(const struct cuda_queue *queue, const struct cuda_selection *selection,
                                const struct cuda_selection_item *items, uint32_t n_items)
 {
-    if (selection->selector == POLICY_SELECTOR_FULL || !selection->group || selection->group > CUDA_SELECTION_MAX_GROUP)
+    if (selection->selector == POLICY_SELECTOR_FULL || !selection->group ||
+        selection->group > CUDA_SELECTION_MAX_GROUP || !selection->n_lanes)
         return cudaErrorInvalidValue;
     if (!n_items || !selection->most_blocks)
         return cudaSuccess;

@@ -10,6 +10,8 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "gpu-worker/backend/cuda/cuda_ops.h"
 #include "proto/policy.h"
 
@@ -20,10 +22,14 @@ extern "C" {
 #define CUDA_SELECTION_MAX_GROUP 64u  /* KEY_CODEC_MAX_QUERIES */
 #define CUDA_SELECTION_MAX_EXACT 256u /* SELECTION_MAX_EXACT */
 
-/* One (session, KV head); an array in device memory, its pointers device memory. */
+/*
+ * One (session, KV head); an array in device memory, its pointers device memory; results may be pinned memory of the host, which
+ * is written in pieces of up to 256 bytes and never read.
+ */
 struct cuda_selection_item {
-    float *scores;             /* [group][stride]; in: of n_blocks old blocks; out: exponentials */
-    const float *exact;        /* [group][2 + head_dim]: partials of the exact set */
+    float *scores;      /* [group][stride]; in: of n_blocks old blocks; out: exponentials */
+    void *state;        /* cuda_selection_state_bytes(): zeros, but for the largest scores: cuda_selection_largest() */
+    const float *exact; /* [group][2 + head_dim]: partials of the exact set */
     const float *exact_scores; /* mass: [group][exact_stride], the first n_exact of each */
     void *work;                /* cuda_selection_work_bytes(), 256-byte aligned */
     uint32_t n_blocks;         /* 1 .. most_blocks */
@@ -31,7 +37,7 @@ struct cuda_selection_item {
     float parameter;
     /* out */
     uint32_t *n_kept;
-    uint64_t *masks;   /* [n_blocks] */
+    uint64_t *masks;   /* [n_blocks]; this and what follows in the order of lanes */
     float *masses;     /* [group][n_blocks]; NULL: no tail */
     float *references; /* [group]; NULL: not asked for */
     float *weights;    /* [group][weights_stride]: exponentials of the selected; NULL: not asked for */
@@ -42,14 +48,20 @@ struct cuda_selection_item {
 struct cuda_selection {
     enum policy_selector selector; /* mass, deviation or l2 */
     uint32_t group, head_dim, most_blocks;
+    uint32_t n_lanes; /* block b is of lane b % n_lanes; the blocks of a lane are together, lane after lane */
+    bool weights;     /* an item asks for weights */
     size_t stride, exact_stride;
 };
+
+/* An item's state before a run is zeros, and [group] largest scores in it, as `largest` of struct cuda_key_run. */
+size_t cuda_selection_state_bytes(uint32_t group);
+uint32_t *cuda_selection_largest(void *state);
 
 size_t cuda_selection_work_bytes(const struct cuda_selection *selection);
 /* Where in it the weights w [n_blocks][64] of step 2 are, f32 (those of sinks say nothing). */
 size_t cuda_selection_weights_offset(const struct cuda_selection *selection);
 
-/* Fourteen launches, nothing that the host has to see in between. n_items <= 65535. */
+/* Six launches, seven with weights; nothing that the host has to see in between. n_items <= 65535. */
 cudaError_t cuda_selection_run(const struct cuda_queue *queue, const struct cuda_selection *selection,
                                const struct cuda_selection_item *items, uint32_t n_items);
 

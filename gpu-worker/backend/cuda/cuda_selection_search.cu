@@ -1,12 +1,11 @@
 /*
  * cuda_selection_search.cu - selection, second part: the highest threshold of the grid that satisfies the selector.
  *
- * Launches   three times attempt (x: blocks of tokens, half a warp a block; y: items; 32 .. 256 threads) and decide (an item
- *            a block, 128 threads). Shared memory: 32 bytes.
+ * Launches   three times attempt (x: blocks of tokens, half a warp a block; y: items; 32 .. 256 threads). Shared memory: 36 bytes.
  * Algorithm  what 8 thresholds leave unread of a block is computed from one reading of its weights; 322 steps shrink to 46, 6 and 1.
  *            No answer goes to the host, so that all of it can be captured. The 8 sums over 16 lanes take 8 shuffles together: in each
- *            round a lane gives away the half of its sums that its partner keeps. decide adds blocks' values in the order of
- *            passes_loops.h, 16 lanes for each threshold.
+ *            round a lane gives away the half of its sums that its partner keeps. The last block of an item adds blocks' values in the
+ *            order of passes_loops.h, 16 lanes for each threshold, and decides.
  *            Bytes: the weights three times, 4 a token; 32 a block and pass written and read.
  */
 #include "gpu-worker/backend/cuda/cuda_selection.cuh"
@@ -26,6 +25,16 @@ static __device__ __forceinline__ float threshold_of(float top, int32_t step)
     return fmaxf(top * fraction * octave, FLT_MIN);
 }
 
+/* The steps that the threshold lies between. */
+static __device__ __forceinline__ int32_t failed_of(const selection_state *state)
+{
+    return static_cast<int32_t>(state->failed) - 1;
+}
+static __device__ __forceinline__ int32_t enough_of(const selection_state *state)
+{
+    return SELECTION_STEPS + 1 - static_cast<int32_t>(state->missing);
+}
+
 /* The step that pass `pass` tries as its t-th; where nothing is left between, one of the ends again. */
 static __device__ __forceinline__ int32_t step_of(const selection_state *state, uint32_t pass, uint32_t t)
 {
@@ -33,7 +42,7 @@ static __device__ __forceinline__ int32_t step_of(const selection_state *state, 
         return t == 0   ? -1
                : t == 1 ? SELECTION_STEPS + 1
                         : -1 + static_cast<int32_t>(t - 1) * (SELECTION_STEPS + 2) / 7;
-    return state->failed + (state->enough - state->failed) * static_cast<int32_t>(t + 1) / 9;
+    return failed_of(state) + (enough_of(state) - failed_of(state)) * static_cast<int32_t>(t + 1) / 9;
 }
 
 /* The threshold whose sum lane `lane` has after sum_of_each(), and the lane of half a warp that has threshold t's. */
@@ -123,13 +132,74 @@ template <int selector> static __device__ __forceinline__ float deviation_of(con
     return sum > rounding * rounding ? sum : 0.0f;
 }
 
+/* After the sums of all blocks: which steps the threshold now lies between. One thread. */
+static __device__ __forceinline__ void narrow(selection_state *state, bool by_mass, uint32_t pass, float top,
+                                              float parameter, const float *reached)
+{
+    uint32_t t = 0;
+    if (pass == 0) {
+        state->bound = by_mass ? parameter * reached[1] : parameter; /* may be infinite: more than there can be */
+        if (!(top > 0)) {
+            state->threshold = FLT_MIN;
+            state->found = 1;
+            return;
+        }
+        if (by_mass ? reached[0] >= state->bound : reached[0] <= state->bound) {
+            state->threshold = threshold_of(top, -1);
+            state->found = 1;
+            return;
+        }
+        t = 2; /* those after the ends rise */
+    }
+    int32_t failed = failed_of(state), enough = enough_of(state);
+    for (; t < SELECTION_AT_ONCE; t++) {
+        const int32_t step = step_of(state, pass, t);
+        if (step <= failed || step >= enough)
+            continue;
+        if (by_mass ? reached[t] >= state->bound : reached[t] <= state->bound)
+            enough = step;
+        else
+            failed = step;
+    }
+    state->failed = static_cast<uint32_t>(failed + 1);
+    state->missing = static_cast<uint32_t>(SELECTION_STEPS + 1 - enough);
+    if (enough - failed <= 1) {
+        state->threshold = threshold_of(top, enough);
+        state->found = 1;
+    }
+}
+
+/* The whole block, once it is the last one. */
+template <int selector>
+static __device__ __forceinline__ void decide(const struct cuda_selection_item &item, selection_state *state,
+                                              uint32_t pass, uint32_t n_all, const struct selection_work &work)
+{
+    __shared__ float reached[SELECTION_AT_ONCE];
+    for (uint32_t t = threadIdx.x / 16; t < SELECTION_AT_ONCE;
+         t += blockDim.x / 16) { /* both halves of a warp or none */
+        const float sum = selection_sum(selection_serial_sum(
+            selection_floats(item, work.values) + static_cast<size_t>(t) * work.n_values, n_all, threadIdx.x % 16));
+        if (threadIdx.x % 16 == 0)
+            reached[t] = sum;
+    }
+    __syncthreads();
+    float parameter = item.parameter;
+    if constexpr (selector == POLICY_SELECTOR_L2) {
+        parameter *= PASSES_BEFORE_SQUARE;
+        parameter *= parameter;
+    }
+    if (threadIdx.x == 0)
+        narrow(state, selector == POLICY_SELECTOR_MASS, pass, __uint_as_float(state->top), parameter, reached);
+}
+
 template <int selector>
 CUDA_HOT static __global__ void __launch_bounds__(256)
     attempt(const struct cuda_selection_item *__restrict__ items, uint32_t pass, struct selection_work work)
 {
+    __shared__ uint32_t is_last;
     const struct cuda_selection_item item = items[blockIdx.y];
-    const selection_state *state = selection_state_of(item);
-    if (state->found)
+    selection_state *state = selection_state_of(item);
+    if (state->found) /* all blocks: the last one of this launch writes it when all the others have come */
         return;
     const uint32_t n_all = item.n_blocks + (item.n_exact + PASSES_BLOCK_TOKENS - 1) / PASSES_BLOCK_TOKENS;
     const float top = __uint_as_float(state->top), *weights = selection_floats(item, work.w);
@@ -153,72 +223,8 @@ CUDA_HOT static __global__ void __launch_bounds__(256)
         if (!(lane & 4u) && first + half < n_all)
             values[static_cast<size_t>(kept_by(lane)) * work.n_values + block] = value;
     }
-}
-
-/* After the sums of all blocks: which steps the threshold now lies between. One thread. */
-static __device__ __forceinline__ void narrow(selection_state *state, bool by_mass, uint32_t pass, float top,
-                                              float parameter, const float *reached)
-{
-    uint32_t t = 0;
-    if (pass == 0) {
-        state->bound = by_mass ? parameter * reached[1] : parameter; /* may be infinite: more than there can be */
-        if (!(top > 0)) {
-            state->threshold = FLT_MIN;
-            state->found = 1;
-            return;
-        }
-        if (by_mass ? reached[0] >= state->bound : reached[0] <= state->bound) {
-            state->threshold = threshold_of(top, -1);
-            state->found = 1;
-            return;
-        }
-        t = 2; /* those after the ends rise */
-    }
-    int32_t failed = state->failed, enough = state->enough;
-    for (; t < SELECTION_AT_ONCE; t++) {
-        const int32_t step = step_of(state, pass, t);
-        if (step <= failed || step >= enough)
-            continue;
-        if (by_mass ? reached[t] >= state->bound : reached[t] <= state->bound)
-            enough = step;
-        else
-            failed = step;
-    }
-    state->failed = failed;
-    state->enough = enough;
-    if (enough - failed <= 1) {
-        state->threshold = threshold_of(top, enough);
-        state->found = 1;
-    }
-}
-
-template <int selector>
-CUDA_HOT static __global__ void __launch_bounds__(128)
-    decide(const struct cuda_selection_item *__restrict__ items, uint32_t pass, struct selection_work work)
-{
-    __shared__ float reached[SELECTION_AT_ONCE];
-    const struct cuda_selection_item item = items[blockIdx.x];
-    selection_state *state = selection_state_of(item);
-    if (state->found)
-        return; /* all threads: nobody has written it yet */
-    const uint32_t n_all = item.n_blocks + (item.n_exact + PASSES_BLOCK_TOKENS - 1) / PASSES_BLOCK_TOKENS;
-    const uint32_t t = threadIdx.x / 16;
-    const float *values = selection_floats(item, work.values) + static_cast<size_t>(t) * work.n_values;
-    float total = 0;
-#pragma unroll 8
-    for (uint32_t block = threadIdx.x % 16; block < n_all; block += 16)
-        total += values[block];
-    total = selection_sum(total);
-    if (threadIdx.x % 16 == 0)
-        reached[t] = total;
-    __syncthreads();
-    float parameter = item.parameter;
-    if constexpr (selector == POLICY_SELECTOR_L2) {
-        parameter *= PASSES_BEFORE_SQUARE;
-        parameter *= parameter;
-    }
-    if (threadIdx.x == 0)
-        narrow(state, selector == POLICY_SELECTOR_MASS, pass, __uint_as_float(state->top), parameter, reached);
+    if (selection_is_last(&state->tried[pass], gridDim.x, &is_last))
+        decide<selector>(item, state, pass, n_all, work);
 }
 
 template <int selector>
@@ -228,10 +234,8 @@ static void launch(const struct cuda_queue *queue, const struct cuda_selection *
     const struct selection_work work = selection_work_of(selection);
     const unsigned int n_threads = queue->n_threads ? queue->n_threads : 256;
     const dim3 grid(selection_grid(selection->most_blocks + SELECTION_EXACT_BLOCKS, n_threads / 16), n_items);
-    for (uint32_t pass = 0; pass < 3; pass++) {
+    for (uint32_t pass = 0; pass < SELECTION_PASSES; pass++)
         CUDA_LAUNCH((attempt<selector>), grid, n_threads, 0, queue->stream)(items, pass, work);
-        CUDA_LAUNCH((decide<selector>), n_items, SELECTION_AT_ONCE * 16, 0, queue->stream)(items, pass, work);
-    }
 }
 
 cudaError_t cuda_selection_search(const struct cuda_queue *queue, const struct cuda_selection *selection,

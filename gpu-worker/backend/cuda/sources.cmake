@@ -31,4 +31,7 @@ set(cuda_backend_sources
     cuda_commands.c
     cuda_device.c
     cuda_host.c
+    cuda_key_quantize.c
+    cuda_key_select.c
+    cuda_key_tables.c
     cuda_visible.c)

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/backend/cuda/cuda_keys.h"
 #include "gpu-worker/backend/cuda/cuda_selection.h"
 #include "tests/backend/cuda-on-cpu/device.h"
 #include "tests/unit/policy/fixture.h"
@@ -56,6 +57,23 @@ static void compare(const char *what, const struct fixture *fixture, const float
         }
 }
 
+/* Zeros and the largest scores. */
+static void *state_new(const struct fixture *fixture)
+{
+    const size_t n = (size_t)fixture->n_blocks * 64;
+    void *state = calloc(1, cuda_selection_state_bytes(fixture->group));
+    assert_non_null(state);
+    for (uint32_t head = 0; head < fixture->group; head++)
+        for (size_t j = LAYOUT_N_SINKS; j < n; j++) {
+            const float score = fixture->scores[head * n + j];
+            if (score > -INFINITY && cuda_keys_order(score) > cuda_selection_largest(state)[head])
+                cuda_selection_largest(state)[head] = cuda_keys_order(score);
+        }
+    void *there = device_new(state, cuda_selection_state_bytes(fixture->group));
+    free(state);
+    return there;
+}
+
 static struct cuda_selection_item item_new(const struct fixture *fixture, const struct cuda_selection *selection,
                                            float parameter, bool tail)
 {
@@ -64,6 +82,7 @@ static struct cuda_selection_item item_new(const struct fixture *fixture, const 
         .scores = device_new(NULL, group * selection->stride * sizeof(float)),
         .exact = device_new(fixture->exact, group * (2 + FIXTURE_HEAD_DIM) * sizeof(float)),
         .exact_scores = device_new(fixture->exact_scores, group * FIXTURE_MAX_EXACT * sizeof(float)),
+        .state = state_new(fixture),
         .work = device_new(NULL, cuda_selection_work_bytes(selection)),
         .n_blocks = fixture->n_blocks,
         .n_exact = selection->selector == POLICY_SELECTOR_MASS ? fixture->n_exact : 0,
@@ -95,10 +114,40 @@ static void check_weights(const struct cuda_selection_item *item, const struct f
                      (double)expected[j], selection->selector, fixture->group);
 }
 
-static void item_check(const struct cuda_selection_item *item, const struct fixture *fixture,
+/* What a fixture expects, by block number, to the order of lanes. */
+static void put_in_lanes(struct fixture *fixture, uint32_t n_lanes)
+{
+    const uint32_t n_blocks = fixture->n_blocks;
+    const size_t n = (size_t)n_blocks * 64;
+    uint32_t first[MOST_BLOCKS], n_before = 0, at = 0;
+    uint64_t by_lane[MOST_BLOCKS];
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        first[block] = n_before;
+        n_before += (uint32_t)__builtin_popcountll(fixture->masks[block]);
+    }
+    for (uint32_t head = 0; head < fixture->group; head++) {
+        float *masses = fixture->masses + (size_t)head * n_blocks, *weights = fixture->weights + head * n;
+        size_t n_weights = 0;
+        at = 0;
+        for (uint32_t lane = 0; lane < n_lanes; lane++)
+            for (uint32_t block = lane; block < n_blocks; block += n_lanes, at++) {
+                const size_t n_own = (size_t)__builtin_popcountll(fixture->masks[block]);
+                memcpy(numbers + n_weights, weights + first[block], n_own * sizeof *numbers);
+                numbers[n + at] = masses[block];
+                by_lane[at] = fixture->masks[block];
+                n_weights += n_own;
+            }
+        memcpy(weights, numbers, n_weights * sizeof *weights);
+        memcpy(masses, numbers + n, n_blocks * sizeof *masses);
+    }
+    memcpy(fixture->masks, by_lane, n_blocks * sizeof *by_lane);
+}
+
+static void item_check(const struct cuda_selection_item *item, struct fixture *fixture,
                        const struct cuda_selection *selection)
 {
     uint32_t n_kept;
+    put_in_lanes(fixture, selection->n_lanes);
     check_weights(item, fixture, selection);
     device_read(&n_kept, item->n_kept, sizeof n_kept);
     device_read(masks, item->masks, item->n_blocks * sizeof *masks);
@@ -121,6 +170,7 @@ static void item_free(struct cuda_selection_item *item)
     device_free(item->scores);
     device_free((void *)(uintptr_t)item->exact);
     device_free((void *)(uintptr_t)item->exact_scores);
+    device_free(item->state);
     device_free(item->work);
     device_free(item->n_kept);
     device_free(item->masks);
@@ -140,7 +190,9 @@ static void check(enum fixture_scores kind, uint32_t group, const uint32_t n_blo
                                              .most_blocks = n_blocks[0] > n_blocks[1] ? n_blocks[0] : n_blocks[1],
                                              .stride =
                                                  (n_blocks[0] > n_blocks[1] ? n_blocks[0] : n_blocks[1]) * 64 + 16,
-                                             .exact_stride = FIXTURE_MAX_EXACT};
+                                             .exact_stride = FIXTURE_MAX_EXACT,
+                                             .n_lanes = order % 2 ? LAYOUT_N_LANES : 1,
+                                             .weights = true};
     struct fixture fixtures[N_ITEMS];
     struct cuda_selection_item items[N_ITEMS];
     for (uint32_t i = 0; i < N_ITEMS; i++) {
@@ -179,11 +231,15 @@ static void what_is_empty_or_unknown(void **state)
     (void)state;
     const struct device_run run = device_run(0);
     struct cuda_selection_item *items = device_new(NULL, sizeof *items);
-    struct cuda_selection selection = {POLICY_SELECTOR_MASS, 1, 8, 4, 256, 0};
+    struct cuda_selection selection = {
+        .selector = POLICY_SELECTOR_MASS, .group = 1, .head_dim = 8, .most_blocks = 4, .n_lanes = 1, .stride = 256};
     assert_int_equal(cuda_selection_run(&run.queue, &selection, items, 0), cudaSuccess);
     selection.group = CUDA_SELECTION_MAX_GROUP + 1;
     assert_int_equal(cuda_selection_run(&run.queue, &selection, items, 1), cudaErrorInvalidValue);
     selection.group = 1;
+    selection.n_lanes = 0;
+    assert_int_equal(cuda_selection_run(&run.queue, &selection, items, 1), cudaErrorInvalidValue);
+    selection.n_lanes = 1;
     selection.selector = POLICY_SELECTOR_FULL;
     assert_int_equal(cuda_selection_run(&run.queue, &selection, items, 1), cudaErrorInvalidValue);
     device_free(items);

@@ -153,6 +153,7 @@ static void score(struct timings *timings, struct scan *scan, uint32_t n_tokens)
 
 struct choice {
     struct cuda_selection selection;
+    void *states; /* of all items */
     struct cuda_selection_item *items;
 };
 
@@ -160,7 +161,10 @@ static cudaError_t launch_selection(struct timings *timings, void *context, uint
 {
     (void)i; /* it works in place: what was scores is exponentials from the second launch on, and as large */
     const struct choice *choice = context;
-    return cuda_selection_run(&timings->queue, &choice->selection, choice->items, N_HEADS);
+    const cudaError_t error =
+        cudaMemsetAsync(choice->states, 0, N_HEADS * cuda_selection_state_bytes(GROUP), timings->queue.stream);
+    return error != cudaSuccess ? error
+                                : cuda_selection_run(&timings->queue, &choice->selection, choice->items, N_HEADS);
 }
 
 /* All of one item's memory lies in one piece a kind. */
@@ -177,17 +181,18 @@ static cudaError_t upload_items(const struct choice *choice, const struct choice
     const size_t work_bytes = (cuda_selection_work_bytes(s) + 255) & ~(size_t)255, n = s->most_blocks;
     struct cuda_selection_item items[N_HEADS];
     for (uint32_t head = 0; head < N_HEADS; head++)
-        items[head] =
-            (struct cuda_selection_item){.scores = m->scores + head * GROUP * s->stride,
-                                         .exact = m->exact + (size_t)head * GROUP * KERNELS_PARTIAL_FLOATS(HEAD_DIM),
-                                         .exact_scores = m->exact_scores + head * GROUP * s->exact_stride,
-                                         .work = m->work + head * work_bytes,
-                                         .n_blocks = s->most_blocks,
-                                         .n_exact = TILE,
-                                         .parameter = MASS,
-                                         .n_kept = m->n_kept + head,
-                                         .masks = m->masks + head * n,
-                                         .masses = m->masses + head * GROUP * n};
+        items[head] = (struct cuda_selection_item){
+            .scores = m->scores + head * GROUP * s->stride,
+            .state = (unsigned char *)choice->states + head * cuda_selection_state_bytes(GROUP),
+            .exact = m->exact + (size_t)head * GROUP * KERNELS_PARTIAL_FLOATS(HEAD_DIM),
+            .exact_scores = m->exact_scores + head * GROUP * s->exact_stride,
+            .work = m->work + head * work_bytes,
+            .n_blocks = s->most_blocks,
+            .n_exact = TILE,
+            .parameter = MASS,
+            .n_kept = m->n_kept + head,
+            .masks = m->masks + head * n,
+            .masses = m->masses + head * GROUP * n};
     return cudaMemcpy(choice->items, items, sizeof items, cudaMemcpyHostToDevice);
 }
 
@@ -198,13 +203,14 @@ static void select_tokens(struct timings *timings, uint32_t n_tokens)
                                           .group = GROUP,
                                           .head_dim = HEAD_DIM,
                                           .most_blocks = n_blocks,
+                                          .n_lanes = 12,
                                           .stride = n_tokens,
                                           .exact_stride = TILE}};
     const size_t work_bytes = (cuda_selection_work_bytes(&choice.selection) + 255) & ~(size_t)255;
-    /* scores read twice and written once, exponentials read once and a weight written; weights read four times by what follows,
-     * exponentials once */
+    /* scores read and written, exponentials read once and a weight written; weights read four times by what follows, exponentials
+     * once */
     struct timing timing = {
-        .kernel = "selection", .type = "mass", .bytes = (double)N_HEADS * n_tokens * (20.0 * GROUP + 20.0)};
+        .kernel = "selection", .type = "mass", .bytes = (double)N_HEADS * n_tokens * (16.0 * GROUP + 20.0)};
     snprintf(timing.shape, sizeof timing.shape, "Llama-3-8B layer of %u", n_tokens);
     struct choice_memory m = {.scores = timings_new(&timing, (size_t)N_HEADS * GROUP * n_tokens * sizeof *m.scores)};
     const size_t n_exact = (size_t)N_HEADS * GROUP * KERNELS_PARTIAL_FLOATS(HEAD_DIM);
@@ -214,12 +220,13 @@ static void select_tokens(struct timings *timings, uint32_t n_tokens)
     m.masses = m.exact_scores ? timings_new(&timing, (size_t)N_HEADS * GROUP * n_blocks * sizeof *m.masses) : NULL;
     m.masks = m.masses ? timings_new(&timing, (size_t)N_HEADS * n_blocks * sizeof *m.masks) : NULL;
     m.n_kept = m.masks ? timings_new(&timing, N_HEADS * sizeof *m.n_kept) : NULL;
-    choice.items = m.n_kept ? timings_new(&timing, N_HEADS * sizeof *choice.items) : NULL;
+    choice.states = m.n_kept ? timings_new(&timing, N_HEADS * cuda_selection_state_bytes(GROUP)) : NULL;
+    choice.items = choice.states ? timings_new(&timing, N_HEADS * sizeof *choice.items) : NULL;
     if (choice.items && upload_items(&choice, &m))
         timings_skip(&timing, "memory");
     else if (choice.items)
         timings_case(timings, &timing, launch_selection, &choice);
-    void *all[] = {m.scores, m.work, m.exact, m.exact_scores, m.masses, m.masks, m.n_kept, choice.items};
+    void *all[] = {m.scores, m.work, m.exact, m.exact_scores, m.masses, m.masks, m.n_kept, choice.states, choice.items};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         (void)cudaFree(all[i]);
 }
