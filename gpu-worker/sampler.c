@@ -1,7 +1,6 @@
 #include "gpu-worker/sampler.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 /* SplitMix64's finalizer (Steele, Lea, Flood 2014). */
@@ -34,8 +33,11 @@ double sampler_log_sum_exp(const float *logits, uint32_t n_vocab)
     return (double)max + log(sum);
 }
 
+/* What is not a number comes last. */
 static bool is_before(const struct sampler_candidate *a, const struct sampler_candidate *b)
 {
+    if (isnan(a->logit) || isnan(b->logit))
+        return isnan(b->logit) && (!isnan(a->logit) || a->id < b->id);
     return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
 }
 
@@ -59,18 +61,30 @@ static int compare_candidates(const void *a, const void *b)
     return is_before(a, b) ? -1 : 1; /* ids differ: never equal */
 }
 
-static void apply_penalties(const struct sampling *sampling, const uint32_t *ids, uint32_t position, float *logits,
-                            uint32_t n_vocab)
+/* First of the ids that penalties look at; `position`: they look at none. */
+static uint32_t first_penalized(const struct sampling *sampling, uint32_t position)
 {
-    bool repeat = sampling->repeat_penalty > 0 && sampling->repeat_penalty != 1;
-    if (!repeat && sampling->presence_penalty == 0 && sampling->frequency_penalty == 0)
-        return;
-    uint32_t first = position > sampling->penalty_window ? position - sampling->penalty_window : 0;
-    for (uint32_t i = first; i < position; i++) {
-        uint32_t id = ids[i];
-        if (id >= n_vocab)
+    const bool repeats = sampling->repeat_penalty > 0 && sampling->repeat_penalty != 1;
+    if (!repeats && sampling->presence_penalty == 0 && sampling->frequency_penalty == 0)
+        return position;
+    return position > sampling->penalty_window ? position - sampling->penalty_window : 0;
+}
+
+/* The change number *cursor and after that is one of an id there is; false: that was the last. */
+static bool next_change(const struct sampling *sampling, const uint32_t *ids, uint32_t position, uint32_t n_vocab,
+                        uint32_t *cursor, struct sampler_change *ret_change)
+{
+    for (; *cursor < sampling->n_biases; ++*cursor) {
+        const struct sampler_bias *bias = &sampling->biases[*cursor];
+        if (bias->id >= n_vocab)
             continue;
-        bool seen = false;
+        *ret_change = (struct sampler_change){.id = bias->id, .order = (*cursor)++, .add = bias->bias};
+        return true;
+    }
+    const uint32_t first = first_penalized(sampling, position);
+    for (; *cursor - sampling->n_biases < position - first; ++*cursor) {
+        const uint32_t i = first + (*cursor - sampling->n_biases), id = ids[i];
+        bool seen = id >= n_vocab;
         for (uint32_t k = first; k < i && !seen; k++)
             seen = ids[k] == id;
         if (seen)
@@ -78,10 +92,57 @@ static void apply_penalties(const struct sampling *sampling, const uint32_t *ids
         uint32_t n = 0;
         for (uint32_t k = i; k < position; k++)
             n += ids[k] == id;
-        if (repeat)
-            logits[id] = logits[id] > 0 ? logits[id] / sampling->repeat_penalty : logits[id] * sampling->repeat_penalty;
-        logits[id] -= sampling->presence_penalty + sampling->frequency_penalty * (float)n;
+        const bool repeats = sampling->repeat_penalty > 0 && sampling->repeat_penalty != 1;
+        *ret_change =
+            (struct sampler_change){.id = id,
+                                    .order = (*cursor)++,
+                                    .divide = repeats ? sampling->repeat_penalty : 0,
+                                    .subtract = sampling->presence_penalty + sampling->frequency_penalty * (float)n};
+        return true;
     }
+    return false;
+}
+
+static void apply_changes(const struct sampling *sampling, const uint32_t *ids, uint32_t position, float *logits,
+                          uint32_t n_vocab)
+{
+    uint32_t cursor = 0;
+    struct sampler_change change;
+    while (next_change(sampling, ids, position, n_vocab, &cursor, &change)) {
+        float *logit = &logits[change.id];
+        *logit += change.add;
+        if (change.divide != 0)
+            *logit = *logit > 0 ? *logit / change.divide : *logit * change.divide;
+        *logit -= change.subtract;
+    }
+}
+
+static int compare_changes(const void *a, const void *b)
+{
+    const struct sampler_change *left = a, *right = b;
+    if (left->id != right->id)
+        return left->id < right->id ? -1 : 1;
+    return left->order < right->order ? -1 : 1; /* orders differ: never equal */
+}
+
+uint32_t sampler_max_changes(const struct sampling *sampling, uint32_t position)
+{
+    return sampling->n_biases + (position - first_penalized(sampling, position));
+}
+
+uint32_t sampler_changes(const struct sampling *sampling, const uint32_t *ids, uint32_t position, uint32_t n_vocab,
+                         struct sampler_change *ret_changes)
+{
+    uint32_t n = 0, cursor = 0;
+    while (next_change(sampling, ids, position, n_vocab, &cursor, &ret_changes[n]))
+        n++;
+    qsort(ret_changes, n, sizeof(*ret_changes), compare_changes);
+    return n;
+}
+
+bool sampler_is_greedy(const struct sampling *sampling)
+{
+    return !(sampling->temperature > 0) || sampling->top_k == 1;
 }
 
 static uint32_t draw(const struct sampling *sampling, uint32_t position, const struct sampler_candidate *candidates,
@@ -122,14 +183,11 @@ static uint32_t draw(const struct sampling *sampling, uint32_t position, const s
 uint32_t sampler_choose(const struct sampling *sampling, const uint32_t *ids, uint32_t position, float *logits,
                         uint32_t n_vocab, struct sampler_candidate *scratch)
 {
-    for (uint32_t i = 0; i < sampling->n_biases; i++)
-        if (sampling->biases[i].id < n_vocab)
-            logits[sampling->biases[i].id] += sampling->biases[i].bias;
-    apply_penalties(sampling, ids, position, logits, n_vocab);
+    apply_changes(sampling, ids, position, logits, n_vocab);
 
-    struct sampler_candidate best;
+    struct sampler_candidate best = {.logit = NAN};
     sampler_top(logits, n_vocab, 1, &best);
-    if (sampling->temperature <= 0 || sampling->top_k == 1 || isinf(best.logit))
+    if (sampler_is_greedy(sampling) || isinf(best.logit))
         return best.id;
     uint32_t n = 0;
     for (uint32_t id = 0; id < n_vocab; id++)

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct sampler_bias {
@@ -27,6 +28,13 @@ struct sampling {
     struct sampler_bias *biases;
 };
 
+/* What biases and penalties do to a logit: l + add, then l > 0 ? l / divide : l * divide (0: not at all), then l - subtract. */
+struct sampler_change {
+    uint32_t id;
+    uint32_t order; /* of two that change the same id the lower one comes first */
+    float add, divide, subtract;
+};
+
 struct sampler_candidate {
     float logit;
     uint32_t id;
@@ -37,10 +45,20 @@ struct sampler_candidate {
  *   logits   [n_vocab]; biases and penalties are applied in place
  *   scratch  [n_vocab]
  * Order: logit bias, penalties (repeat: divides positive and multiplies negative logits, CTRL; presence and frequency:
- * subtract), then greedy, or temperature, top-k, top-p (nucleus), min-p and a draw. Ties go to the smaller id.
+ * subtract), then greedy, or temperature, top-k, top-p (nucleus), min-p and a draw. Ties go to the smaller id. What is not a
+ * number is chosen only where nothing else is there.
  */
 uint32_t sampler_choose(const struct sampling *sampling, const uint32_t *ids, uint32_t position, float *logits,
                         uint32_t n_vocab, struct sampler_candidate *scratch);
+
+/* For who chooses elsewhere: whether the largest logit is taken (greedy), and what is done to logits before. */
+bool sampler_is_greedy(const struct sampling *sampling);
+/*
+ * ret_changes [sampler_max_changes()], by id, those of an id in their order; ids beyond n_vocab are left out. Returns how many.
+ */
+uint32_t sampler_changes(const struct sampling *sampling, const uint32_t *ids, uint32_t position, uint32_t n_vocab,
+                         struct sampler_change *ret_changes);
+uint32_t sampler_max_changes(const struct sampling *sampling, uint32_t position);
 
 /* log(sum(exp(logits))): the log-probability of i is logits[i] minus this. */
 double sampler_log_sum_exp(const float *logits, uint32_t n_vocab);

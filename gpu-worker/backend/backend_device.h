@@ -27,7 +27,8 @@ struct backend_piece; /* backend.h */
 struct key_cache;     /* gpu-worker/keys/key_cache.h */
 struct key_cache_tile;
 struct key_quantizer;
-struct policy; /* gpu-worker/policy/policy.h */
+struct policy;         /* gpu-worker/policy/policy.h */
+struct sampler_change; /* gpu-worker/sampler.h */
 
 /*
  * Which old tokens one decode row reads in one layer and KV head (selection.h; never selector full). The results, in memory of
@@ -76,6 +77,17 @@ struct backend_prefill {
     uint32_t n, n_heads, n_kv_heads, head_dim;
     enum kernels_rows codec;
     float scale;
+};
+
+/* The choice of one token, as sampler_choose() takes it (gpu-worker/sampler.h). */
+struct backend_sample {
+    float *logits;                        /* device: [n_vocab]; changed in place */
+    const struct sampler_change *changes; /* [n_changes], of sampler_changes() */
+    uint32_t n_changes;
+    uint32_t top_k;
+    float temperature, top_p, min_p;
+    double uniform; /* of sampler_uniform() */
+    uint32_t *id;   /* out, host: of host_alloc() */
 };
 
 struct backend_device_ops {

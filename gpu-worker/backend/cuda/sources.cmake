@@ -19,6 +19,7 @@ set(cuda_sources
     cuda_rope.cu
     cuda_score_exact.cu
     cuda_score_f16.cu
+    cuda_sample.cu
     cuda_score_pair.cu
     cuda_score_pq.cu
     cuda_score_rot.cu
