@@ -1,0 +1,19 @@
+/* emulation.c - tests/backend/cuda-on-cpu/emulation_control.h on a real device, which takes no orders: a test that gives one is skipped. */
+#include "tests/backend/cuda-on-cpu/emulation_control.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+void emulation_set_device_bytes(size_t n_bytes)
+{
+    if (n_bytes != (size_t)8 << 30) /* as at start */
+        skip();
+}
+
+void emulation_set_registered_bytes(size_t n_bytes)
+{
+    if (n_bytes != SIZE_MAX)
+        skip();
+}
