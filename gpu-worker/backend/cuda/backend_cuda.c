@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu-worker/backend/cuda/cuda_blas.h"
 #include "gpu-worker/backend/cuda/cuda_device.h"
 #include "gpu-worker/backend/cuda/cuda_host.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "gpu-worker/backend/cuda/cuda_key_ops.h"
 #include "gpu-worker/backend/cuda/cuda_key_tables.h"
+#include "gpu-worker/backend/cuda/cuda_product.h"
 #include "gpu-worker/model/dequantize.h"
 
 enum { SMALL_COPY_BYTES = 64u << 10 };
@@ -143,6 +145,7 @@ static struct backend *cuda_close(struct backend *backend)
     cuda_commands_free(backend);
     cuda_host_free(backend);
     cuda_key_tables_free(backend);
+    backend->blas = cuda_blas_free(backend, backend->blas);
     backend_cuda_free(backend, backend->rope_frequencies);
     assert(backend->n_allocations == 0);
     if (backend->stream != NULL)
@@ -151,6 +154,18 @@ static struct backend *cuda_close(struct backend *backend)
     free(backend->allocations);
     free(backend);
     return NULL;
+}
+
+/* Without it the back end has kernels of its own, which take longer; who describes it says so. */
+static void start_blas(struct backend *backend)
+{
+    char error[160];
+    size_t length = strlen(backend->description), room = sizeof backend->description - length;
+    backend->blas = cuda_blas_new(backend, error, sizeof error);
+    if (backend->blas != NULL)
+        snprintf(backend->description + length, room, ", cuBLAS %s", cuda_blas_version(backend->blas));
+    else
+        snprintf(backend->description + length, room, ", no cuBLAS: %s", error);
 }
 
 static int open_device(struct backend *backend, const struct backend_options *options, char *error, size_t error_size)
@@ -173,6 +188,8 @@ static int open_device(struct backend *backend, const struct backend_options *op
         r = cuda_host_new(backend);
     if (r == 0)
         r = cuda_commands_new(backend);
+    if (r == 0)
+        start_blas(backend);
     if (r < 0)
         snprintf(error, error_size, "%s", backend->error_sentence[0] ? backend->error_sentence : strerror(-r));
     return r;
@@ -253,6 +270,11 @@ static int cuda_weight_new(struct backend *backend, const struct tensor *tensor,
     weight->n_rows = tensor->n_rows;
     weight->n_columns = tensor->n_columns;
     weight->n_bytes = n_bytes;
+    r = cuda_product_prepare(backend, weight);
+    if (r < 0) {
+        cuda_weight_free(backend, weight);
+        return r;
+    }
     *ret_weight = weight;
     return 0;
 }
@@ -305,29 +327,6 @@ static void rms_norm(struct backend *backend, const float *x, uint32_t n_tokens,
 {
     const struct norm_arguments a = {x, weight->data, out, n_tokens, n, eps, 0};
     CUDA_COMMAND(backend, "rms_norm", launch_rms_norm, a);
-}
-
-struct matvec_arguments {
-    const struct weight *weight;
-    const float *x;
-    float *y;
-    size_t n_tokens;
-};
-
-static cudaError_t launch_matvec(struct backend *backend, const void *arguments)
-{
-    const struct matvec_arguments *a = arguments;
-    return cuda_matvec(&backend->queue, a->weight->type, a->weight->data, a->weight->n_rows, a->weight->n_columns, a->x,
-                       (uint32_t)a->n_tokens, a->y);
-}
-
-static void matmul(struct backend *backend, const struct weight *const *weights, uint32_t n_weights, const float *x,
-                   uint32_t n_tokens, float *const *y)
-{
-    for (uint32_t i = 0; i < n_weights; i++) {
-        const struct matvec_arguments a = {weights[i], x, y[i], n_tokens};
-        CUDA_COMMAND(backend, "matmul", launch_matvec, a);
-    }
 }
 
 struct rope_arguments {
@@ -576,7 +575,7 @@ const struct backend_ops backend_cuda = {
     .weight_bytes = cuda_weight_bytes,
     .embed = cuda_embed_op,
     .rms_norm = rms_norm,
-    .matmul = matmul,
+    .matmul = cuda_product_matmul,
     .rope = rope,
     .swiglu = swiglu,
     .add = add,

@@ -21,6 +21,7 @@ struct weight {
     uint32_t n_rows, n_columns;
     size_t n_bytes;
     void *data;
+    float to_halves, from_halves; /* powers of two: its numbers as halves (cuda_product.h), and back */
 };
 
 struct cuda_allocation; /* backend_cuda.c: what alloc() and the like gave */
@@ -49,7 +50,7 @@ struct backend {
     uint32_t n_frequencies;
     int error;                             /* -errno: the first failure, until it is told */
     char error_sentence[CUDA_ERROR_BYTES]; /* of it */
-    char description[256];
+    char description[384];
 };
 
 /* Device memory that the back end counts as its own: for a purpose (cuda_work) or for good. Not zeroed. NULL: none. */

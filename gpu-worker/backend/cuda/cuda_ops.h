@@ -57,9 +57,9 @@ cudaError_t cuda_encode_rows(const struct cuda_queue *queue, const float *k, con
 cudaError_t cuda_matvec(const struct cuda_queue *queue, enum tensor_type type, const void *matrix, uint32_t n_rows,
                         uint32_t n_columns, const float *x, uint32_t n_tokens, float *y);
 
-/* out [n_rows][n_columns] halves (by their bits), rounded to nearest even: inputs of cuBLAS */
+/* out [n_rows][n_columns] halves (by their bits) of numbers times a power of two, rounded to nearest even: inputs of cuBLAS */
 cudaError_t cuda_dequantize_f16(const struct cuda_queue *queue, enum tensor_type type, const void *matrix,
-                                uint32_t n_rows, uint32_t n_columns, uint16_t *out);
+                                uint32_t n_rows, uint32_t n_columns, float factor, uint16_t *out);
 
 /* As `copy` of backend.h; items in device memory, most_bytes: the largest n_bytes of them. Pinned host memory will do, too. */
 cudaError_t cuda_copy(const struct cuda_queue *queue, const struct backend_copy *items, uint32_t n_items,

@@ -7,6 +7,7 @@ set(cuda_sources
     cuda_dequantize.cu
     cuda_elementwise.cu
     cuda_encode_rows.cu
+    cuda_halves.cu
     cuda_matvec.cu
     cuda_merge.cu
     cuda_prepare_pair.cu
@@ -29,10 +30,14 @@ set(cuda_sources
 # The back end's table, in C, for the same two.
 set(cuda_backend_sources
     backend_cuda.c
+    cuda_blas.c
     cuda_commands.c
     cuda_device.c
     cuda_host.c
     cuda_key_quantize.c
     cuda_key_select.c
     cuda_key_tables.c
+    cuda_product.c
     cuda_visible.c)
+# What finds cuBLAS; tests have a file of their own instead.
+set(cuda_blas_loader cuda_blas_load.c)

@@ -118,6 +118,14 @@ cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *workspace, size_t
     return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasGetVersion(cublasHandle_t handle, int *version)
+{
+    if (!handle)
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    *version = 130000;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 const char *cublasGetStatusName(cublasStatus_t status)
 {
     switch (status) {

@@ -172,7 +172,7 @@ static void whole_matrices_in_f16(void **state)
         const struct device_run run = device_run((int)(k % DEVICE_N_RUNS));
         void *matrix = device_new(tensor.data, tensor.n_bytes);
         uint16_t *to = device_new(NULL, n * sizeof *to);
-        assert_int_equal(cuda_dequantize_f16(&run.queue, tensor.type, matrix, tensor.n_rows, tensor.n_columns, to),
+        assert_int_equal(cuda_dequantize_f16(&run.queue, tensor.type, matrix, tensor.n_rows, tensor.n_columns, 1, to),
                          cudaSuccess);
         device_read(halves, to, n * sizeof *halves);
         for (size_t i = 0; i < n; i++)
@@ -191,10 +191,10 @@ static void what_is_empty_or_unknown(void **state)
     uint16_t *to = (uint16_t *)(void *)memory;
     assert_int_equal(cuda_matvec(&run.queue, TENSOR_Q4_0, memory, 0, 32, memory, 1, memory), cudaSuccess);
     assert_int_equal(cuda_matvec(&run.queue, TENSOR_Q4_0, memory, 1, 32, memory, 0, memory), cudaSuccess);
-    assert_int_equal(cuda_dequantize_f16(&run.queue, TENSOR_Q4_0, memory, 0, 32, to), cudaSuccess);
+    assert_int_equal(cuda_dequantize_f16(&run.queue, TENSOR_Q4_0, memory, 0, 32, 1, to), cudaSuccess);
     const enum tensor_type unknown = (enum tensor_type)23; /* IQ4_XS */
     assert_int_equal(cuda_matvec(&run.queue, unknown, memory, 1, 32, memory, 1, memory), cudaErrorInvalidValue);
-    assert_int_equal(cuda_dequantize_f16(&run.queue, unknown, memory, 1, 32, to), cudaErrorInvalidValue);
+    assert_int_equal(cuda_dequantize_f16(&run.queue, unknown, memory, 1, 32, 1, to), cudaErrorInvalidValue);
     device_free(memory);
 }
 

@@ -37,7 +37,7 @@ static cudaError_t launch_dequantize(struct timings *timings, void *context, uin
 {
     const struct product *p = context;
     return cuda_dequantize_f16(&timings->queue, p->type, timings_copy(timings, p->n_bytes, i), p->n_rows, p->n_columns,
-                               p->halves);
+                               1, p->halves);
 }
 
 static cudaError_t launch_embed(struct timings *timings, void *context, uint32_t i)

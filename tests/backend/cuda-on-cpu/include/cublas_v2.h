@@ -30,6 +30,7 @@ cublasStatus_t cublasCreate(cublasHandle_t *handle);
 cublasStatus_t cublasDestroy(cublasHandle_t handle);
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream); /* takes a workspace away from the handle */
 cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *workspace, size_t n_bytes); /* aligned to 256 bytes */
+cublasStatus_t cublasGetVersion(cublasHandle_t handle, int *version);
 const char *cublasGetStatusName(cublasStatus_t status);
 
 /* C [m][n] <- alpha op(A) [m][k] op(B) [k][n] + beta C; A and B of one type; alpha and beta are f32 of the host */
