@@ -11,6 +11,7 @@
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "gpu-worker/backend/cuda/cuda_key_ops.h"
 #include "gpu-worker/backend/cuda/cuda_key_tables.h"
+#include "gpu-worker/backend/cuda/cuda_prefill.h"
 #include "gpu-worker/backend/cuda/cuda_product.h"
 #include "gpu-worker/model/dequantize.h"
 
@@ -142,6 +143,7 @@ static struct backend *cuda_close(struct backend *backend)
 {
     if (backend == NULL)
         return NULL;
+    cuda_prefill_free(backend);
     cuda_commands_free(backend);
     cuda_host_free(backend);
     cuda_key_tables_free(backend);
@@ -188,6 +190,8 @@ static int open_device(struct backend *backend, const struct backend_options *op
         r = cuda_host_new(backend);
     if (r == 0)
         r = cuda_commands_new(backend);
+    if (r == 0)
+        r = cuda_prefill_new(backend);
     if (r == 0)
         start_blas(backend);
     if (r < 0)
@@ -556,6 +560,9 @@ static const struct backend_device_ops device_ops = {
     .quantize = cuda_key_quantize,
     .select = cuda_key_select,
     .merge = cuda_host_merge,
+    .prefill_begin = cuda_prefill_begin,
+    .prefill_rows = cuda_prefill_take,
+    .prefill_end = cuda_prefill_end,
     .wait = cuda_commands_wait,
 };
 

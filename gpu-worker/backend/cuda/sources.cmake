@@ -10,6 +10,9 @@ set(cuda_sources
     cuda_halves.cu
     cuda_matvec.cu
     cuda_merge.cu
+    cuda_prefill_query.cu
+    cuda_prefill_rows.cu
+    cuda_prefill_softmax.cu
     cuda_prepare_pair.cu
     cuda_prepare_rot.cu
     cuda_quantize_f16.cu
@@ -37,6 +40,7 @@ set(cuda_backend_sources
     cuda_key_quantize.c
     cuda_key_select.c
     cuda_key_tables.c
+    cuda_prefill.c
     cuda_product.c
     cuda_visible.c)
 # What finds cuBLAS; tests have a file of their own instead.
