@@ -11,6 +11,7 @@
 #include "gpu-worker/backend/cuda/cuda_selection.cuh"
 
 #define NO_SCORE (-INFINITY)
+#define AT_ONCE  4u /* blocks of a run */
 
 /* The float that cuda_keys_order() made this of. */
 static __device__ __forceinline__ float selection_unorder(uint32_t order)
@@ -88,18 +89,28 @@ CUDA_HOT static __global__ void __launch_bounds__(1024)
     for (uint32_t run = (blockIdx.x * blockDim.x + threadIdx.x) / PASSES_LANES; run < n_runs;
          run += gridDim.x * blockDim.x / PASSES_LANES) {
         float sum = 0;
-        for (uint32_t block = run * PASSES_LANES; block < item.n_blocks && block < (run + 1) * PASSES_LANES; block++) {
-            float e[4];
+        for (uint32_t first = run * PASSES_LANES; first < (run + 1) * PASSES_LANES; first += AT_ONCE) {
+            float e[AT_ONCE][4]; /* all are asked for before any is written: a context of few runs waits for memory */
 #pragma unroll
-            for (uint32_t k = 0; k < 4; k++) {
-                const uint32_t j = block * PASSES_BLOCK_TOKENS + k * PASSES_LANES + lane;
-                const float score = scores[j];
-                e[k] = exp_of_negative((score > FLT_MAX ? FLT_MAX : score) - reference);
-                if (j < SELECTION_SINKS || !(reference > NO_SCORE)) /* no token of the head has a weight */
-                    e[k] = 0;
-                scores[j] = e[k];
+            for (uint32_t b = 0; b < AT_ONCE; b++)
+#pragma unroll
+                for (uint32_t k = 0; k < 4; k++)
+                    e[b][k] = scores[min(first + b, item.n_blocks - 1) * PASSES_BLOCK_TOKENS + k * PASSES_LANES + lane];
+#pragma unroll
+            for (uint32_t b = 0; b < AT_ONCE; b++) {
+                const uint32_t at = (first + b) * PASSES_BLOCK_TOKENS + lane;
+#pragma unroll
+                for (uint32_t k = 0; k < 4; k++) {
+                    const float score = e[b][k];
+                    e[b][k] = exp_of_negative((score > FLT_MAX ? FLT_MAX : score) - reference);
+                    if (at + k * PASSES_LANES < SELECTION_SINKS || !(reference > NO_SCORE)) /* no token has a weight */
+                        e[b][k] = 0;
+                    if (first + b < item.n_blocks)
+                        scores[at + k * PASSES_LANES] = e[b][k];
+                }
+                if (first + b < item.n_blocks)
+                    sum += (e[b][0] + e[b][1]) + (e[b][2] + e[b][3]);
             }
-            sum += (e[0] + e[1]) + (e[2] + e[3]);
         }
         selection_floats(item, work.runs)[(static_cast<size_t>(blockIdx.y) * work.n_runs + run) * PASSES_LANES + lane] =
             sum;
