@@ -22,7 +22,7 @@ struct server_options {
     uint64_t device_memory;          /* budget; 0: none */
     const char *policy;              /* default of the service */
     uint32_t row_codec;              /* enum row_codec */
-    char achieved[512];              /* back end and device, where threads are, weights */
+    char achieved[768];              /* back end and device, where threads are, weights */
 };
 
 /*
