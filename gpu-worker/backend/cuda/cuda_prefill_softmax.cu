@@ -46,13 +46,14 @@ static __device__ __forceinline__ float block_max(float x, bool is_nan, float *s
     return any_nan ? NAN : x;
 }
 
-CUDA_HOT static __global__ void __launch_bounds__(1024) weigh(struct cuda_prefill_softmax s)
+CUDA_HOT static __global__ void __launch_bounds__(1024)
+    weigh(const float *__restrict__ all_scores, struct cuda_prefill_softmax s)
 {
     __shared__ float scratch[32];
     const uint32_t query = s.first_query + blockIdx.x, visible = visible_to(s, query);
     const size_t row = (static_cast<size_t>(blockIdx.y) * s.tile_queries + blockIdx.x) * CUDA_PREFILL_PIECE;
     const size_t at = static_cast<size_t>(blockIdx.y) * s.n_queries + query;
-    const float *__restrict__ scores = s.scores + row;
+    const float *__restrict__ scores = all_scores + row;
     __half *__restrict__ weights = reinterpret_cast<__half *>(s.weights) + row;
     for (uint32_t c = visible + threadIdx.x; c < s.n_columns; c += blockDim.x)
         weights[c] = __float2half_rn(0.0f);
@@ -95,6 +96,7 @@ cudaError_t cuda_prefill_weigh(const struct cuda_queue *queue, const struct cuda
     if (softmax->n_kv_heads > 65535u || softmax->n_columns > CUDA_PREFILL_PIECE)
         return cudaErrorInvalidValue;
     const unsigned int n_threads = queue->n_threads ? queue->n_threads : 256;
-    CUDA_LAUNCH(weigh, dim3(softmax->tile_queries, softmax->n_kv_heads), n_threads, 0, queue->stream)(*softmax);
+    CUDA_LAUNCH(weigh, dim3(softmax->tile_queries, softmax->n_kv_heads), n_threads, 0, queue->stream)
+    (softmax->scores, *softmax);
     return cudaGetLastError();
 }

@@ -10,7 +10,8 @@ enum {
     TILE = 128,         /* tokens of one call of cuBLAS: as many as a matrix of halves takes anyway to be read */
     PIECE_ROWS = 16384, /* of a matrix at a time, at most: their products with a tile are 8 MiB */
 };
-#define PIECE_BYTES ((size_t)64 << 20) /* of a matrix as halves at a time */
+/* Of a matrix as halves at a time: the caches of A100 and later hold it from its copy to the last tile that is multiplied with it. */
+#define PIECE_BYTES ((size_t)32 << 20)
 
 /* ---- at load ---- */
 
@@ -71,6 +72,22 @@ static cudaError_t launch_inputs(struct backend *backend, const void *arguments)
     const struct inputs *a = arguments;
     return cuda_halves_rows(&backend->queue, a->x, a->n_tokens, 1, 1, a->n_columns, whole_tiles(a->n_tokens), a->halves,
                             a->factors);
+}
+
+/* False: no memory, the back end has failed. */
+static bool make_inputs(struct backend *backend, const float *x, uint32_t n_tokens, uint32_t n_columns,
+                        struct inputs *ret_inputs)
+{
+    struct inputs inputs = {.x = x, .n_tokens = n_tokens, .n_columns = n_columns};
+    const size_t n = (size_t)whole_tiles(n_tokens) * n_columns;
+    inputs.halves = cuda_commands_work(backend, CUDA_WORK_PRODUCT_X,
+                                       n * sizeof *inputs.halves + whole_tiles(n_tokens) * sizeof *inputs.factors);
+    if (inputs.halves == NULL)
+        return false;
+    inputs.factors = (float *)(void *)(inputs.halves + n); /* n is a multiple of TILE */
+    CUDA_COMMAND(backend, "matmul's inputs", launch_inputs, inputs);
+    *ret_inputs = inputs;
+    return true;
 }
 
 struct many {
@@ -159,26 +176,24 @@ static void multiply_many(struct backend *backend, const struct weight *weight, 
     CUDA_COMMAND(backend, "matmul", launch_many, a);
 }
 
+static bool is_few(const struct backend *backend, const struct weight *weight, uint32_t n_tokens)
+{
+    return backend->blas == NULL ||
+           n_tokens <= (uint32_t)(weight->type == TENSOR_F16 ? CUDA_PRODUCT_FEW_F16 : CUDA_PRODUCT_FEW);
+}
+
 void cuda_product_matmul(struct backend *backend, const struct weight *const *weights, uint32_t n_weights,
                          const float *x, uint32_t n_tokens, float *const *y)
 {
-    if (n_tokens == 0 || n_weights == 0)
-        return;
-    if (n_tokens <= CUDA_PRODUCT_FEW || backend->blas == NULL) {
-        for (uint32_t i = 0; i < n_weights; i++) {
+    struct inputs inputs = {.x = NULL}; /* not made yet */
+    for (uint32_t i = 0; i < n_weights && n_tokens > 0; i++) {
+        if (is_few(backend, weights[i], n_tokens)) {
             const struct few a = {weights[i], x, y[i], n_tokens};
             CUDA_COMMAND(backend, "matmul", launch_few, a);
+            continue;
         }
-        return;
-    }
-    struct inputs inputs = {.x = x, .n_tokens = n_tokens, .n_columns = weights[0]->n_columns};
-    size_t n = (size_t)whole_tiles(n_tokens) * inputs.n_columns;
-    inputs.halves = cuda_commands_work(backend, CUDA_WORK_PRODUCT_X,
-                                       n * sizeof *inputs.halves + whole_tiles(n_tokens) * sizeof *inputs.factors);
-    if (inputs.halves == NULL)
-        return;
-    inputs.factors = (float *)(void *)(inputs.halves + n); /* n is a multiple of TILE */
-    CUDA_COMMAND(backend, "matmul's inputs", launch_inputs, inputs);
-    for (uint32_t i = 0; i < n_weights; i++)
+        if (inputs.x == NULL && !make_inputs(backend, x, n_tokens, weights[i]->n_columns, &inputs))
+            return;
         multiply_many(backend, weights[i], &inputs, y[i]);
+    }
 }
