@@ -194,13 +194,72 @@ static void copies_small_and_large(void **state)
     backend_cuda.close(backend);
 }
 
+/* What is refused is copied, what fails is told, once, and nothing is left behind: whichever call of the runtime fails. */
+static bool whole_life(uint8_t *shown, size_t n_bytes)
+{
+    enum { DIM = 16, WIDTH = 2 + DIM };
+    const struct backend_options options = {.device = BACKEND_DEVICE_BY_WORKER};
+    const struct backend_device_ops *device = backend_cuda.device;
+    struct backend *backend = NULL;
+    char error[256];
+    if (backend_cuda.open(&options, &backend, error, sizeof error) < 0)
+        return false;
+    size_t n_taken = device->show(backend, shown, n_bytes);
+    float *host = device->host_alloc(backend, 2 * WIDTH * sizeof *host);
+    float *there = backend_cuda.alloc(backend, 2 * WIDTH * sizeof *there), partial[WIDTH],
+          *from = (float *)(void *)shown;
+    bool is_right = host != NULL && there != NULL;
+    for (uint32_t i = 0; i < WIDTH; i++)
+        partial[i] = from[i] = i == 0 ? 0.5f : 1.0f;
+    if (is_right) {
+        const struct backend_merge item = {.partials = there, .from = {[3] = from}, .out = there + WIDTH};
+        device->to_device(backend, there, partial, sizeof partial);
+        device->merge(backend, &item, 1, 1, DIM);
+    }
+    device->hide(backend, shown, n_bytes);
+    if (is_right) {
+        device->to_host(backend, host, there + WIDTH, DIM * sizeof *host);
+        int r = device->finish(backend);
+        is_right = r == 0;
+        assert_true(r == 0 || device->error(backend)[0] != '\0');
+        for (uint32_t i = 0; i < DIM && r == 0; i++)
+            assert_true(host[i] == 1.0f);
+        assert_true(n_taken <= n_bytes);
+    }
+    backend_cuda.free(backend, there);
+    device->host_free(backend, host);
+    backend_cuda.close(backend);
+    return is_right;
+}
+
+static void each_call_fails_in_turn(void **state)
+{
+    (void)state;
+    const size_t n_bytes = 8 * MIB;
+    uint8_t *shown = map(n_bytes);
+    const size_t before = emulation_n_objects();
+    uint32_t n_right = 0;
+    bool failed = true;
+    for (uint64_t n = 1; failed; n++) {
+        emulation_fail_call(n);
+        bool is_right = whole_life(shown, n_bytes);
+        failed = emulation_call_failed();
+        emulation_fail_call(0);
+        emulation_restore_device();
+        assert_true(failed || is_right);
+        assert_int_equal(emulation_n_objects(), before);
+        n_right += is_right && failed;
+    }
+    assert_true(n_right > 0); /* a piece that is refused */
+    munmap(shown, n_bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_of_ours),
-        cmocka_unit_test(shown_in_pieces),
-        cmocka_unit_test(merges_from_the_host),
-        cmocka_unit_test(copies_small_and_large),
+        cmocka_unit_test(memory_of_ours),          cmocka_unit_test(shown_in_pieces),
+        cmocka_unit_test(merges_from_the_host),    cmocka_unit_test(copies_small_and_large),
+        cmocka_unit_test(each_call_fails_in_turn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
