@@ -87,6 +87,8 @@ bool engine_is_finished(const struct run *run);
 void engine_finish(struct engine *engine, struct run *run);
 /* A row's logits have come: chooses the next token or tells a score. */
 void engine_take_logits(struct engine *engine, struct run *run, uint32_t position, float *logits);
+/* The same of a row whose next token the device has chosen. */
+void engine_take_token(struct engine *engine, struct run *run, uint32_t id);
 /* The journal holds the pending id: tells it. */
 void engine_tell_pending(struct engine *engine, struct run *run);
 /* engine_room.c: device memory for a run, from its next position to its end; idle sessions that were used longest ago lose

@@ -235,14 +235,10 @@ static void take_score(struct engine *engine, struct run *run, uint32_t position
     engine_tell(engine, event);
 }
 
-static void choose(struct engine *engine, struct run *run, uint32_t position, float *logits)
+/* raw_logits: the distribution before biases and penalties; NULL: nobody asks for it */
+static void take_token(struct engine *engine, struct run *run, uint32_t id, const float *raw_logits)
 {
     const struct run_request *request = run->request;
-    uint32_t n_vocab = engine->network->shape.n_vocab;
-    bool describes = request->logprobs || request->top_logprobs > 0;
-    if (describes) /* the distribution before biases and penalties */
-        memcpy(engine->raw_logits, logits, n_vocab * sizeof(float));
-    uint32_t id = sampler_choose(&request->sampling, run->ids, position + 1, logits, n_vocab, engine->candidates);
     run->ids[run->n_known++] = id;
     run->pending_id = id;
     run->has_pending = true;
@@ -250,7 +246,9 @@ static void choose(struct engine *engine, struct run *run, uint32_t position, fl
         run->end = RUN_END_TOKEN;
     } else {
         run->n_generated++;
-        int r = describes ? describe(run, engine->raw_logits, n_vocab, id, &run->pending_logprobs) : 0;
+        int r = raw_logits == NULL
+                    ? 0
+                    : describe(run, raw_logits, engine->network->shape.n_vocab, id, &run->pending_logprobs);
         bool stopped = false;
         if (r == 0)
             r = text_stream_feed(run->text, id, &run->pending_text, &stopped);
@@ -263,12 +261,23 @@ static void choose(struct engine *engine, struct run *run, uint32_t position, fl
     }
 }
 
+void engine_take_token(struct engine *engine, struct run *run, uint32_t id)
+{
+    take_token(engine, run, id, NULL);
+}
+
 void engine_take_logits(struct engine *engine, struct run *run, uint32_t position, float *logits)
 {
-    if (run->request->score)
+    uint32_t n_vocab = engine->network->shape.n_vocab;
+    if (run->request->score) {
         take_score(engine, run, position, logits);
-    else
-        choose(engine, run, position, logits);
+        return;
+    }
+    bool describes = run_wants_logits(run->request);
+    if (describes)
+        memcpy(engine->raw_logits, logits, n_vocab * sizeof(float));
+    uint32_t id = sampler_choose(&run->request->sampling, run->ids, position + 1, logits, n_vocab, engine->candidates);
+    take_token(engine, run, id, describes ? engine->raw_logits : NULL);
 }
 
 void engine_tell_pending(struct engine *engine, struct run *run)
@@ -287,7 +296,7 @@ void engine_tell_pending(struct engine *engine, struct run *run)
     event->id = run->pending_id;
     event->text = run->pending_text;
     run->pending_text = NULL;
-    event->has_logprobs = run->request->logprobs || run->request->top_logprobs > 0;
+    event->has_logprobs = run_wants_logits(run->request);
     event->logprobs = run->pending_logprobs;
     run->pending_logprobs = (struct run_logprobs){0};
     engine_tell(engine, event);

@@ -163,7 +163,10 @@ static void take_row(struct engine *engine, uint32_t i, uint64_t step_us)
         }
         engine_tell(engine, event);
     }
-    if (row->wants_logits)
+    uint32_t id;
+    if (row->wants_logits && step_chose(step, i, &id))
+        engine_take_token(engine, run, id);
+    else if (row->wants_logits)
         engine_take_logits(engine, run, row->position, step_logits(step, i));
 }
 

@@ -20,6 +20,11 @@ struct run_request *run_request_free(struct run_request *request)
     return NULL;
 }
 
+bool run_wants_logits(const struct run_request *request)
+{
+    return request->score || request->logprobs || request->top_logprobs > 0;
+}
+
 void run_logprobs_fini(struct run_logprobs *logprobs)
 {
     free(logprobs->top);

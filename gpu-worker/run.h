@@ -42,6 +42,8 @@ struct run_request {
 };
 
 struct run_request *run_request_free(struct run_request *request); /* accepts NULL, returns NULL */
+/* More is asked of a position than the token that follows: log-probabilities. */
+bool run_wants_logits(const struct run_request *request);
 
 enum run_end { RUN_END_NONE, RUN_END_LENGTH, RUN_END_TOKEN, RUN_END_STOP };
 

@@ -80,6 +80,7 @@ struct step *step_free(struct step *step)
     for (size_t i = 0; ops->device != NULL && i < sizeof(host) / sizeof(host[0]); i++)
         step_host_free(step, host[i]);
     step_host_free(step, step->direct_partials);
+    step_host_free(step, step->chosen);
     for (uint32_t h = 0; h < STEP_MAX_HALVES; h++) {
         struct step_call *calls = step->halves[h].calls;
         for (uint32_t i = 0; calls != NULL && i < STORES_MAX; i++) {
@@ -98,6 +99,7 @@ struct step *step_free(struct step *step)
     free(step->merges);
     free(step->fetches);
     free(step->fetch_blocks);
+    free(step->changes);
     free(step->ids);
     free(step->positions);
     free(step->lane_partials);
@@ -165,6 +167,11 @@ static int allocate_device(struct step *step)
         if (memory == NULL)
             return -ENOMEM;
         memcpy(parts[i].host, &memory, sizeof(memory));
+    }
+    if (ops->device != NULL && ops->device->sample != NULL) {
+        step->chosen = step_host_alloc(step, step->limits.max_decode * sizeof(*step->chosen));
+        if (step->chosen == NULL)
+            return -ENOMEM;
     }
     if (step->transport != TRANSPORT_DIRECT)
         return 0;
@@ -257,12 +264,6 @@ bool step_add_commit(struct step *step, struct run *run)
         return false;
     step->commits[step->n_commits++] = run;
     return true;
-}
-
-float *step_logits(const struct step *step, uint32_t row)
-{
-    assert(step->rows[row].wants_logits);
-    return step->host_logits + (size_t)step->rows[row].logits_index * step->network->shape.n_vocab;
 }
 
 /* Whole runs, about as many rows in each half; one half where there is nothing to overlap. */
@@ -458,30 +459,6 @@ static int run_after(struct step *step, struct step_half *half, uint32_t layer, 
     return 0;
 }
 
-static int run_output(struct step *step)
-{
-    const struct network *network = step->network;
-    const struct model_shape *shape = &network->shape;
-    struct backend_copy copies[step->n_logits + 1];
-    if (step->n_logits == 0)
-        return backend_wait(network->ops, network->backend);
-    /* rows that want logits move to the front of h; T >= n_logits */
-    for (uint32_t i = 0; i < step->n_rows; i++)
-        if (step->rows[i].wants_logits)
-            copies[step->rows[i].logits_index] =
-                (struct backend_copy){step->h + (size_t)step->rows[i].logits_index * shape->n_embd,
-                                      step->x + (size_t)i * shape->n_embd, shape->n_embd * sizeof(float)};
-    network->ops->copy(network->backend, copies, step->n_logits);
-    network->ops->rms_norm(network->backend, step->h, step->n_logits, shape->n_embd, network->output_norm,
-                           shape->rms_eps, step->x);
-    const struct weight *output = network->output;
-    network->ops->matmul(network->backend, &output, 1, step->x, step->n_logits, &step->logits);
-    if (network->ops->device != NULL)
-        network->ops->device->to_host(network->backend, step->host_logits, step->logits,
-                                      (size_t)step->n_logits * shape->n_vocab * sizeof(float));
-    return backend_wait(network->ops, network->backend);
-}
-
 /* ---- all layers ---- */
 
 /* The rest of what a deferred half has to append goes out; the first part has long been answered. */
@@ -550,7 +527,7 @@ static int run_batch(struct step *step, const struct journal_listener *listener)
         if (step->halves[h].is_deferred)
             r = send_deferred(step, &step->halves[h], listener);
     if (r == 0)
-        r = run_output(step);
+        r = step_output(step);
     for (uint32_t h = 0; r == 0 && h < step->n_halves; h++)
         if (step->halves[h].is_waiting)
             r = step_collect(step, &step->halves[h]);

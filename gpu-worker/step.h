@@ -52,6 +52,7 @@ struct step_row {
     uint32_t position;
     bool is_decode;
     bool wants_logits;
+    bool is_chosen;        /* wants no more of them than a token, which the device has chosen */
     uint32_t decode_index; /* among the decode rows */
     uint32_t logits_index; /* among the rows that want logits */
     uint32_t first_item;   /* decode: of its exact sets, one a KV head, in step->items of the half's layer at hand */
@@ -123,6 +124,7 @@ struct step {
     float *host_q; /* of decode rows */
     uint8_t *host_row_bytes, *host_deferred_rows;
     float *host_logits;
+    uint32_t *chosen;       /* [max_decode], in the order of rows that want logits; NULL: the device does not choose */
     float *direct_partials; /* host: [max_decode][n_kv_heads][12][group][2 + head_dim], transport direct */
 
     struct backend_piece *pieces;
@@ -133,6 +135,8 @@ struct step {
     struct fetch *fetches;        /* of the prefill rows at hand; where device memory is not the host's */
     uint32_t *fetch_blocks;
     uint32_t fetches_size, fetch_blocks_size; /* how many there is room for */
+    struct sampler_change *changes;           /* of rows that the device chooses for */
+    size_t changes_size;                      /* how many there is room for */
     const float **lane_partials;  /* [max_decode][n_kv_heads][12]: where each lane's partial lies; NULL: none */
     struct step_scratch *scratch; /* step_select.c */
 
@@ -163,10 +167,15 @@ bool step_add_commit(struct step *step, struct run *run);
  * runs must be rebuilt. -ENOMEM; -EIO, -ENODEV: the device, as backend_device.h says.
  */
 int step_run(struct step *step, void (*on_journaled)(void *context, uint32_t first, uint32_t end), void *context);
-/* Logits [n_vocab] of a row that wanted them. */
+/* After it: true: the token was chosen where the logits are (sampler_choose()), and is all there is of them here. */
+bool step_chose(const struct step *step, uint32_t row, uint32_t *ret_id);
+/* Logits [n_vocab] of another row that wanted them. */
 float *step_logits(const struct step *step, uint32_t row);
 
 /* ---- shared by the files of the step ---- */
+
+/* The end of the network, of the rows that want logits; waits for the device. */
+int step_output(struct step *step);
 
 uint32_t step_group(const struct step *step); /* query heads of a KV head */
 float step_scale(const struct step *step);    /* multiplies q . k, here and in the stores alike */

@@ -125,6 +125,9 @@ struct backend_device_ops {
     void (*merge)(struct backend *backend, const struct backend_merge *items, uint32_t n_items, uint32_t group,
                   uint32_t head_dim);
 
+    /* (optional) */
+    void (*sample)(struct backend *backend, const struct backend_sample *items, uint32_t n_items, uint32_t n_vocab);
+
     void (*prefill_begin)(struct backend *backend, const struct backend_prefill *prefill);
     /* Spans on the device, or of the host (on_host). A mark for wait(): of the host's memory, which is not read any more then. */
     uint64_t (*prefill_rows)(struct backend *backend, const struct backend_span *spans, uint32_t n_spans, bool on_host,

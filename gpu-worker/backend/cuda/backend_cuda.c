@@ -436,46 +436,6 @@ static void encode_rows(struct backend *backend, const float *k, const float *v,
     CUDA_COMMAND(backend, "encode_rows", launch_encode, a);
 }
 
-struct attend_arguments {
-    const struct backend_attend *items;
-    uint32_t n_items, most_queries, head_dim;
-    enum kernels_rows codec;
-    float scale;
-    uint32_t padding;
-};
-
-static cudaError_t launch_attend(struct backend *backend, const void *arguments)
-{
-    const struct attend_arguments *a = arguments;
-    return cuda_attend(&backend->queue, a->items, a->n_items, a->most_queries, a->head_dim, a->codec, a->scale);
-}
-
-static void attend(struct backend *backend, const struct backend_attend *items, uint32_t n_items, uint32_t head_dim,
-                   enum kernels_rows codec, float scale)
-{
-    size_t n_pieces = 0;
-    for (uint32_t i = 0; i < n_items; i++)
-        n_pieces += items[i].n_pieces;
-    void *host_items, *host_pieces;
-    struct attend_arguments a = {
-        .n_items = n_items, .head_dim = head_dim, .codec = codec, .scale = scale, .most_queries = 0};
-    a.items = cuda_commands_stage(backend, n_items * sizeof *items, &host_items);
-    const struct backend_piece *pieces = cuda_commands_stage(backend, n_pieces * sizeof *pieces, &host_pieces);
-    if (a.items == NULL || pieces == NULL)
-        return;
-    struct backend_attend *staged = host_items;
-    struct backend_piece *staged_pieces = host_pieces;
-    size_t first = 0;
-    for (uint32_t i = 0; i < n_items; i++) {
-        staged[i] = items[i];
-        staged[i].pieces = pieces + first;
-        memcpy(staged_pieces + first, items[i].pieces, items[i].n_pieces * sizeof *pieces);
-        first += items[i].n_pieces;
-        a.most_queries = items[i].n_queries > a.most_queries ? items[i].n_queries : a.most_queries;
-    }
-    CUDA_COMMAND(backend, "attend", launch_attend, a);
-}
-
 /* ---- copies ---- */
 
 struct copy_arguments {
@@ -563,6 +523,7 @@ static const struct backend_device_ops device_ops = {
     .prefill_begin = cuda_prefill_begin,
     .prefill_rows = cuda_prefill_take,
     .prefill_end = cuda_prefill_end,
+    .sample = cuda_choice_sample,
     .wait = cuda_commands_wait,
 };
 
@@ -588,5 +549,5 @@ const struct backend_ops backend_cuda = {
     .add = add,
     .copy = copy,
     .encode_rows = encode_rows,
-    .attend = attend,
+    .attend = cuda_attention_partials,
 };

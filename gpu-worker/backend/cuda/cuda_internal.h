@@ -56,3 +56,10 @@ struct backend {
 /* Device memory that the back end counts as its own: for a purpose (cuda_work) or for good. Not zeroed. NULL: none. */
 void *backend_cuda_alloc(struct backend *backend, size_t n_bytes);
 void backend_cuda_free(struct backend *backend, void *memory);
+
+/* attend of backend.h: cuda_attention.c. */
+void cuda_attention_partials(struct backend *backend, const struct backend_attend *items, uint32_t n_items,
+                             uint32_t head_dim, enum kernels_rows codec, float scale);
+/* sample of backend_device.h: cuda_choice.c. */
+void cuda_choice_sample(struct backend *backend, const struct backend_sample *items, uint32_t n_items,
+                        uint32_t n_vocab);

@@ -21,9 +21,9 @@ set(cuda_sources
     cuda_quantize_rot.cu
     cuda_rms_norm.cu
     cuda_rope.cu
+    cuda_sample.cu
     cuda_score_exact.cu
     cuda_score_f16.cu
-    cuda_sample.cu
     cuda_score_pair.cu
     cuda_score_pq.cu
     cuda_score_rot.cu
@@ -33,7 +33,9 @@ set(cuda_sources
 # The back end's table, in C, for the same two.
 set(cuda_backend_sources
     backend_cuda.c
+    cuda_attention.c
     cuda_blas.c
+    cuda_choice.c
     cuda_commands.c
     cuda_device.c
     cuda_host.c
