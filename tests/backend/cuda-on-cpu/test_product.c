@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "gpu-worker/model/dequantize.h"
 #include "tests/backend/cuda-on-cpu/blas_load.h"
 #include "tests/backend/cuda-on-cpu/emulation_control.h"
@@ -31,6 +32,17 @@ static const struct {
 static float x[MAX_TOKENS * MAX_COLUMNS], y[MAX_TOKENS * MAX_ROWS];
 static float numbers[MAX_ROWS * MAX_COLUMNS];
 static struct backend *cuda;
+
+/* On a real device that is no failure. */
+static void need_cublas(void)
+{
+#ifdef HCATTN_ON_DEVICE
+    if (cuda->blas == NULL)
+        skip();
+#else
+    assert_non_null(cuda->blas);
+#endif
+}
 
 static void open_cuda(bool with_blas)
 {
@@ -133,7 +145,8 @@ static void all_types_and_shapes(bool with_blas, size_t step)
 static void products(void **state)
 {
     (void)state;
-    assert_non_null(strstr(backend_cuda.describe(cuda), "cuBLAS 13.0.0"));
+    need_cublas();
+    assert_non_null(strstr(backend_cuda.describe(cuda), ", cuBLAS 13."));
     all_types_and_shapes(true, 1);
 }
 
@@ -153,6 +166,7 @@ static void products_without_cublas(void **state)
 static void extreme_rows(void **state)
 {
     (void)state;
+    need_cublas();
     static const float sizes[] = {1e30f, 1e-30f, 65520.0f, 1e-6f, 3e38f, 0.0f};
     const uint32_t n_tokens = 18, n_columns = 96, n_rows = 9;
     for (size_t k = 0; k < FIXTURE_N_TYPES; k++) {
@@ -182,6 +196,7 @@ static void extreme_rows(void **state)
 static void extreme_weights(void **state)
 {
     (void)state;
+    need_cublas();
     const uint32_t n_rows = 9, n_columns = 64, n_tokens = 17;
     static const float sizes[] = {1e25f, 1e-25f, 1.0f};
     for (size_t k = 0; k < 6; k++) {
@@ -213,6 +228,7 @@ static void extreme_weights(void **state)
 static void bits_whatever_the_batch(void **state)
 {
     (void)state;
+    need_cublas();
     static float all[MAX_TOKENS * MAX_ROWS];
     static const uint32_t some[] = {MAX_TOKENS, 200, 128, 99, 17};
     struct tensor tensor = random_tensor(TENSOR_Q4_K, 65, 256);
@@ -230,6 +246,7 @@ static void bits_whatever_the_batch(void **state)
 static void large_and_together(void **state)
 {
     (void)state;
+    need_cublas();
     enum { COLUMNS = 32, ROWS = 16384 + 70, TOKENS = 17 };
     struct tensor tensors[2] = {fixture_tensor(TENSOR_Q8_0, ROWS, COLUMNS), fixture_tensor(TENSOR_F16, ROWS, COLUMNS)};
     struct weight *weights[2] = {NULL};
@@ -272,6 +289,7 @@ static void large_and_together(void **state)
 static void what_cublas_refuses(void **state)
 {
     (void)state;
+    need_cublas();
     struct tensor tensor = random_tensor(TENSOR_Q4_0, 9, 96);
     fixture_fill(x, 17 * 96, 1.0f);
     blas_load_refuse(0);
@@ -287,6 +305,7 @@ static void what_cublas_refuses(void **state)
 static void memory_is_counted(void **state)
 {
     (void)state;
+    need_cublas();
     assert_true(backend_cuda.bytes(cuda) >= (size_t)32 << 20); /* cuBLAS's */
     emulation_set_device_bytes((size_t)16 << 20);
     backend_cuda.close(cuda);

@@ -228,6 +228,7 @@ int main(int argc, char **argv)
     timings_attention(&timings);
     timings_keys(&timings);
     timings_products(&timings);
+    timings_blas(&timings);
     (void)cudaEventDestroy(timings.before);
     (void)cudaEventDestroy(timings.after);
     (void)cudaStreamDestroy(timings.queue.stream);

@@ -52,6 +52,7 @@ void *timings_copy(const struct timings *timings, size_t n_bytes, uint32_t i);
 
 /* The parts. */
 void timings_products(struct timings *timings);
+void timings_blas(struct timings *timings);
 void timings_rows(struct timings *timings);
 void timings_attention(struct timings *timings);
 void timings_keys(struct timings *timings);
