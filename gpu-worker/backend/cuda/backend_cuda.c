@@ -7,6 +7,7 @@
 
 #include "gpu-worker/backend/cuda/cuda_blas.h"
 #include "gpu-worker/backend/cuda/cuda_device.h"
+#include "gpu-worker/backend/cuda/cuda_graphs.h"
 #include "gpu-worker/backend/cuda/cuda_host.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 #include "gpu-worker/backend/cuda/cuda_key_ops.h"
@@ -236,6 +237,7 @@ static const char *error_sentence(const struct backend *backend)
 static struct weight *cuda_weight_free(struct backend *backend, struct weight *weight)
 {
     if (weight != NULL) {
+        cuda_graphs_forget(backend);
         cuda_free(backend, weight->data);
         free(weight);
     }

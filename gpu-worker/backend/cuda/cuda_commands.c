@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "gpu-worker/backend/cuda/cuda_graphs.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 
 enum {
@@ -39,6 +40,9 @@ struct stage {
 struct cuda_commands {
     struct command *commands;
     uint32_t n_commands, capacity;
+    uint32_t n_staged; /* the last ones of them, while they are played: they run first */
+    struct cuda_graphs_place place;
+    bool is_plain;          /* what is written down */
     struct stage stages[2]; /* one is filled while the other is read */
     uint32_t filling;
     struct {
@@ -103,7 +107,9 @@ int cuda_commands_new(struct backend *backend)
     for (int i = 0; i < N_MARKS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&commands->marks[i], cudaEventDisableTiming);
     backend->commands = commands;
-    return cuda_commands_failed(backend, "cudaEventCreateWithFlags", error) ? backend->error : 0;
+    if (cuda_commands_failed(backend, "cudaEventCreateWithFlags", error))
+        return backend->error;
+    return cuda_graphs_new(backend);
 }
 
 static void free_outgrown(struct backend *backend)
@@ -119,6 +125,7 @@ void cuda_commands_free(struct backend *backend)
     struct cuda_commands *commands = backend->commands;
     if (commands == NULL)
         return;
+    cuda_graphs_free(backend);
     free_outgrown(backend);
     for (int i = 0; i < CUDA_N_WORKS; i++)
         backend_cuda_free(backend, commands->works[i].memory);
@@ -160,6 +167,11 @@ void cuda_commands_add(struct backend *backend, const char *name, cuda_command *
     command->name = name;
     command->n_bytes = n_bytes;
     memcpy(command->arguments, arguments, n_bytes);
+}
+
+void cuda_commands_keep_plain(struct backend *backend)
+{
+    backend->commands->is_plain = true;
 }
 
 /* ---- waiting ---- */
@@ -300,13 +312,42 @@ void *cuda_commands_work(struct backend *backend, enum cuda_work purpose, size_t
 
 /* ---- playing ---- */
 
-static void copy_stage(struct backend *backend, const struct stage *stage)
+struct stage_arguments {
+    void *device;
+    const void *host;
+    size_t n_bytes;
+};
+
+static cudaError_t launch_stage(struct backend *backend, const void *arguments)
 {
-    for (const struct stage_piece *piece = stage->pieces; piece != NULL; piece = piece->next)
-        if (piece->used > 0 && cuda_commands_failed(backend, "copy of what was staged",
-                                                    cudaMemcpyAsync(piece->device, piece->host, piece->used,
-                                                                    cudaMemcpyHostToDevice, backend->stream)))
-            return;
+    const struct stage_arguments *a = arguments;
+    return cudaMemcpyAsync(a->device, a->host, a->n_bytes, cudaMemcpyHostToDevice, backend->stream);
+}
+
+/* The copies of what was staged are commands, too: a list says all that a play does. */
+static void add_stage(struct backend *backend, const struct stage *stage)
+{
+    const uint32_t n_before = backend->commands->n_commands;
+    for (const struct stage_piece *piece = stage->pieces; piece != NULL; piece = piece->next) {
+        const struct stage_arguments a = {piece->device, piece->host, piece->used};
+        if (piece->used > 0)
+            CUDA_COMMAND(backend, "copy of what was staged", launch_stage, a);
+    }
+    backend->commands->n_staged = backend->commands->n_commands - n_before;
+}
+
+static cudaError_t launch_all(struct backend *backend, const char **ret_name)
+{
+    const struct cuda_commands *commands = backend->commands;
+    const uint32_t n = commands->n_commands, first = n - commands->n_staged;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct command *command = &commands->commands[(first + i) % n];
+        const cudaError_t error = command->run(backend, command->arguments);
+        *ret_name = command->name;
+        if (error != cudaSuccess)
+            return error;
+    }
+    return cudaSuccess;
 }
 
 void cuda_commands_play(struct backend *backend)
@@ -314,25 +355,33 @@ void cuda_commands_play(struct backend *backend)
     struct cuda_commands *commands = backend->commands;
     struct stage *stage = &commands->stages[commands->filling];
     if (backend->error == 0 && commands->n_commands > 0) {
-        if (!stage->is_under_way)
-            copy_stage(backend, stage);
-        for (uint32_t i = 0; i < commands->n_commands && backend->error == 0; i++) {
-            const struct command *command = &commands->commands[i];
-            cuda_commands_failed(backend, command->name, command->run(backend, command->arguments));
+        const bool is_staged = !stage->is_under_way;
+        commands->n_staged = 0;
+        commands->place.stage = commands->filling;
+        if (is_staged)
+            add_stage(backend, stage);
+        const char *name = "";
+        if (backend->error == 0 && !cuda_graphs_play(backend, &commands->place, commands->commands,
+                                                     commands->n_commands * sizeof *commands->commands, launch_all)) {
+            const cudaError_t error = launch_all(backend, &name);
+            cuda_commands_failed(backend, name, error);
         }
-        if (!stage->is_under_way) {
+        commands->place.play++;
+        if (is_staged) {
             stage->is_under_way = true;
             cuda_commands_failed(backend, "cudaEventRecord", cudaEventRecord(stage->played, backend->stream));
             commands->filling = 1 - commands->filling;
         }
     }
     commands->n_commands = 0;
+    commands->is_plain = false;
 }
 
 void cuda_commands_part(struct backend *backend, uint32_t number)
 {
-    (void)number;
     cuda_commands_play(backend);
+    backend->commands->place.part = number;
+    backend->commands->place.play = 0;
 }
 
 int cuda_commands_finish(struct backend *backend)

@@ -36,6 +36,16 @@ void cuda_commands_add(struct backend *backend, const char *name, cuda_command *
                        size_t n_bytes);
 #define CUDA_COMMAND(backend, name, run, arguments)                                                                    \
     cuda_commands_add((backend), (name), (run), &(arguments), sizeof(arguments))
+/*
+ * The same for a command whose launch depends on more than its arguments, or has effects beside the back end's stream (events,
+ * other streams): what is played together with it never becomes a graph.
+ */
+#define CUDA_COMMAND_PLAIN(backend, name, run, arguments)                                                              \
+    do {                                                                                                               \
+        cuda_commands_keep_plain(backend);                                                                             \
+        CUDA_COMMAND((backend), (name), (run), (arguments));                                                           \
+    } while (0)
+void cuda_commands_keep_plain(struct backend *backend);
 
 /*
  * n_bytes that the device will have when the commands that follow run: to be filled before the next play. Returns where they
@@ -65,7 +75,7 @@ void *cuda_commands_work(struct backend *backend, enum cuda_work purpose, size_t
 
 /* Launches what was written down. Does not wait. */
 void cuda_commands_play(struct backend *backend);
-/* Part `number` begins: plays what was written down before. */
+/* Part `number` begins: plays what was written down before. What is played of a part may become a graph (cuda_graphs.h). */
 void cuda_commands_part(struct backend *backend, uint32_t number);
 /* Plays, and waits until all is done; tells a failure once: -ENOMEM, -EIO, -ENODEV. */
 int cuda_commands_finish(struct backend *backend);

@@ -39,6 +39,7 @@ struct backend {
     struct cuda_allocation *allocations; /* in order of address */
     uint32_t n_allocations, allocations_capacity;
     struct cuda_commands *commands;
+    struct cuda_graphs *graphs; /* cuda_graphs.c */
     struct cuda_blas *blas; /* NULL: cuBLAS is not there, and own kernels do its work */
     struct cuda_prefill *prefill;
     struct cuda_host *host;

@@ -174,7 +174,7 @@ void cuda_prefill_begin(struct backend *backend, const struct backend_prefill *p
     p->n_chunks = p->n_copies = p->first_copy = p->buffer_tokens = 0;
     p->is_lost = !take_works(backend, p);
     if (!p->is_lost)
-        CUDA_COMMAND(backend, "prefill's queries", launch_begin, *prefill);
+        CUDA_COMMAND_PLAIN(backend, "prefill's queries", launch_begin, *prefill);
 }
 
 /* ---- attention of a piece ---- */
@@ -367,7 +367,7 @@ static void flush_chunks(struct backend *backend, struct cuda_prefill *p)
         .n_copies = p->n_copies - p->first_copy,
         .buffer = p->buffer,
         .has_copies = p->n_copies > p->first_copy};
-    CUDA_COMMAND(backend, "prefill's rows", launch_chunks, a);
+    CUDA_COMMAND_PLAIN(backend, "prefill's rows", launch_chunks, a);
     p->n_chunks = 0;
     p->first_copy = p->n_copies;
     if (p->buffer_tokens > 0)
@@ -389,7 +389,7 @@ static void flush_piece(struct backend *backend, struct cuda_prefill *p)
                                     .causal_first = p->causal_first,
                                     .is_causal = p->is_causal,
                                     .is_first = p->is_first};
-        CUDA_COMMAND(backend, "prefill", launch_piece, piece);
+        CUDA_COMMAND_PLAIN(backend, "prefill", launch_piece, piece);
     } else {
         attend_blocks(backend, p);
     }
@@ -559,7 +559,7 @@ void cuda_prefill_end(struct backend *backend)
     assert(p->is_open);
     if (!p->is_lost) {
         flush_piece(backend, p);
-        CUDA_COMMAND(backend, "prefill's output", launch_end, p->call);
+        CUDA_COMMAND_PLAIN(backend, "prefill's output", launch_end, p->call);
         cuda_commands_play(backend); /* the commands look at what the next one changes */
     }
     p->is_open = false;

@@ -38,6 +38,7 @@ set(cuda_backend_sources
     cuda_choice.c
     cuda_commands.c
     cuda_device.c
+    cuda_graphs.c
     cuda_host.c
     cuda_key_quantize.c
     cuda_key_select.c
