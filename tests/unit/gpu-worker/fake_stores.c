@@ -86,7 +86,7 @@ static void fill(struct fake_stores *fakes)
 
 /* ---- serving ---- */
 
-/* Status of the reply; asserts, in place of a store's refusals, what no worker of ours may send. */
+/* Status of the reply: what a store would refuse is refused. */
 static int32_t serve_fetch(const struct fake_store *store, const uint8_t *request, uint8_t *reply, uint32_t index)
 {
     const struct exchange_header *exchange = store->exchange.address;
@@ -123,7 +123,7 @@ static void serve(struct fake_store *store, uint32_t slot, uint64_t request)
     for (uint32_t i = 0; status == 0 && i < header->n_fetches; i++)
         status = serve_fetch(store, area, reply_area, i);
     reply->magic = REPLY_MAGIC;
-    reply->status = store->refusal != 0 ? store->refusal : status;
+    reply->status = status;
     reply->entry = REPLY_ENTRY(REPLY_ENTRY_FETCH, 0);
     atomic_store_explicit(&reply->answered, request, memory_order_release);
     bell_ring(&layout_ring(exchange)->replies);

@@ -1,7 +1,7 @@
 /*
  * fake_stores.h - stores for tests of who fetches from them: segments with one session's rows, and a thread each that serves the ring.
  *
- * They serve fetches alone, with every offset checked, and misbehave on purpose: do not answer, refuse, or end, upon which
+ * They serve fetches alone, with every offset checked, and misbehave on purpose: are slow, do not answer, or end, upon which
  * control() of the link has another life of the store take over.
  */
 #pragma once
@@ -31,11 +31,10 @@ struct fake_store {
     uint64_t served[STORES_N_SLOTS]; /* the last request of each slot */
     _Atomic bool quit, is_dead;
     _Atomic uint32_t n_served;
-    /* set before fake_stores_start() or while nothing is asked */
-    uint32_t n_unanswered; /* the first so many requests are not answered */
-    uint32_t dies_after;   /* so many answers; 0: never */
-    int32_t refusal;       /* status of every reply; 0: none */
-    uint32_t slow_us;      /* before each answer */
+    /* set while nothing is asked */
+    _Atomic uint32_t n_unanswered; /* the first so many requests are not answered */
+    _Atomic uint32_t dies_after;   /* so many answers; 0: never */
+    _Atomic uint32_t slow_us;      /* before each answer */
 };
 
 struct fake_stores {
