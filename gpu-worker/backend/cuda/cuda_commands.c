@@ -276,20 +276,17 @@ const void *cuda_commands_stage_copy(struct backend *backend, const void *bytes,
 
 /* ---- work ---- */
 
-void *cuda_commands_work(struct backend *backend, enum cuda_work purpose, size_t n_bytes)
+/* False: no memory for that much; there is what there was. */
+static bool grow_work(struct backend *backend, enum cuda_work purpose, size_t n_bytes)
 {
     struct cuda_commands *commands = backend->commands;
-    if (backend->error != 0)
-        return NULL;
     if (n_bytes <= commands->works[purpose].n_bytes && commands->works[purpose].memory != NULL)
-        return commands->works[purpose].memory;
+        return true;
     if (commands->n_outgrown == commands->outgrown_capacity) {
         uint32_t capacity = commands->outgrown_capacity + CUDA_N_WORKS;
         void **grown = realloc(commands->outgrown, capacity * sizeof *grown);
-        if (grown == NULL) {
-            cuda_commands_failed(backend, "work memory", cudaErrorMemoryAllocation);
-            return NULL;
-        }
+        if (grown == NULL)
+            return false;
         commands->outgrown = grown;
         commands->outgrown_capacity = capacity;
     }
@@ -299,15 +296,31 @@ void *cuda_commands_work(struct backend *backend, enum cuda_work purpose, size_t
         size = n_bytes;
         memory = backend_cuda_alloc(backend, size);
     }
-    if (memory == NULL) {
-        cuda_commands_failed(backend, "work memory", cudaErrorMemoryAllocation);
-        return NULL;
-    }
+    if (memory == NULL)
+        return false;
     if (commands->works[purpose].memory != NULL)
         commands->outgrown[commands->n_outgrown++] = commands->works[purpose].memory;
     commands->works[purpose].memory = memory;
     commands->works[purpose].n_bytes = size;
-    return memory;
+    return true;
+}
+
+void *cuda_commands_work(struct backend *backend, enum cuda_work purpose, size_t n_bytes)
+{
+    if (backend->error != 0)
+        return NULL;
+    if (!grow_work(backend, purpose, n_bytes)) {
+        cuda_commands_failed(backend, "work memory", cudaErrorMemoryAllocation);
+        return NULL;
+    }
+    return backend->commands->works[purpose].memory;
+}
+
+size_t cuda_commands_work_bytes(struct backend *backend, enum cuda_work purpose, size_t n_bytes)
+{
+    if (backend->error == 0)
+        (void)grow_work(backend, purpose, n_bytes);
+    return backend->commands->works[purpose].n_bytes;
 }
 
 /* ---- playing ---- */

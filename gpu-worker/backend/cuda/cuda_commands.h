@@ -72,6 +72,8 @@ enum cuda_work {
 };
 /* Device memory, at least n_bytes, 256-byte aligned, its content undefined; kept for the purpose. NULL: no memory, the back end has failed. */
 void *cuda_commands_work(struct backend *backend, enum cuda_work purpose, size_t n_bytes);
+/* The same for who can do with less: how many bytes there are, which may be fewer. No memory is no failure. */
+size_t cuda_commands_work_bytes(struct backend *backend, enum cuda_work purpose, size_t n_bytes);
 
 /* Launches what was written down. Does not wait. */
 void cuda_commands_play(struct backend *backend);

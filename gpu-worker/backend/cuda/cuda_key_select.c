@@ -319,6 +319,9 @@ void cuda_key_select(struct backend *backend, const struct backend_select *items
         n = take_wave(&call, items + first, n_items - first, &selection, &room);
         if (!cuda_key_tables_find(backend, key_cache_quantizer(items[first].keys), &on_device))
             return;
+        const size_t each = room_bytes(&room), has = cuda_commands_work_bytes(backend, CUDA_WORK_SELECT, n * each);
+        if (n * each > has) /* a full device: smaller waves, down to one item */
+            n = has < each ? 1 : (uint32_t)(has / each);
         ask(&call, &on_device, items + first, n, &selection, &room);
     }
 }

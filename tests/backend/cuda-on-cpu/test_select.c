@@ -211,6 +211,7 @@ struct item {
 
 static struct item items[N_SESSIONS * N_KV];
 static struct backend_select asked[N_SESSIONS * N_KV];
+static size_t bytes_left; /* not 0: of the device, for a selection to work in */
 static uint64_t masks[MOST_BLOCKS];
 static float masses[MOST_GROUP * MOST_BLOCKS], weights[MOST_GROUP * MOST_BLOCKS * 64], references[MOST_GROUP];
 
@@ -404,8 +405,18 @@ static void check_sessions(const uint32_t *n_blocks, size_t first)
                 n++;
             }
     }
+    if (bytes_left > 0) {
+        size_t n_free, n_bytes;
+        for (int i = 0; i < 2; i++) { /* what is staged, by turns in two places, has its room */
+            backend_cuda.device->to_device(world.backend, items[0].there[0], items[0].q, sizeof(float));
+            finish();
+        }
+        assert_int_equal(cudaMemGetInfo(&n_free, &n_bytes), cudaSuccess);
+        LIMIT_DEVICE(n_bytes - n_free + bytes_left);
+    }
     backend_cuda.device->select(world.backend, asked, n, world.group, world.keys->head_dim, world.codec, SCALE);
     finish();
+    LIMIT_DEVICE((size_t)8 << 30);
     for (uint32_t s = 0; s < N_SESSIONS; s++)
         for (uint32_t head = 0; head < N_KV; head++)
             if (key_cache_has(world.sessions[s].there, layer, head))
@@ -441,6 +452,16 @@ static void selections_are_those_of_the_cpu(void **state)
             check_sessions(n_blocks[(i + 2 * k) % 4], i + 3 * k);
             end();
         }
+}
+
+static void every_number_of_blocks(void **state)
+{
+    (void)state;
+    static const struct keys_case keys = {POLICY_CODEC_ROT3, 16, 0, 0};
+    begin(&keys, 2, KERNELS_ROWS_F16, (size_t)8 << 30);
+    for (uint32_t n = 1; n <= 40; n += N_SESSIONS)
+        check_sessions((const uint32_t[N_SESSIONS]){n, n + 1, n + 2}, n);
+    end();
 }
 
 /* As if scores had a room that is too small for two items; and a session of more blocks than the others. */
@@ -500,6 +521,19 @@ static void a_quantizer_that_replaces_another(void **state)
 }
 
 #ifndef HCATTN_ON_DEVICE
+/* Room for one item's work when three ask for it: three waves, and the same results. */
+static void a_full_device_takes_smaller_waves(void **state)
+{
+    (void)state;
+    static const struct keys_case keys = {POLICY_CODEC_ROT2, 16, 0, 0};
+    static const uint32_t n_blocks[N_SESSIONS] = {60, 61, 62};
+    bytes_left = 300u << 10; /* an item: 140 KiB */
+    begin(&keys, 4, KERNELS_ROWS_F16, (size_t)8 << 30);
+    check_sessions(n_blocks, 1);
+    end();
+    bytes_left = 0;
+}
+
 static void no_memory_is_told(void **state)
 {
     (void)state;
@@ -529,10 +563,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(selections_are_those_of_the_cpu),
+        cmocka_unit_test(every_number_of_blocks),
         cmocka_unit_test(items_go_in_waves),
         cmocka_unit_test(many_tiles),
         cmocka_unit_test(a_quantizer_that_replaces_another),
 #ifndef HCATTN_ON_DEVICE
+        cmocka_unit_test(a_full_device_takes_smaller_waves),
         cmocka_unit_test(no_memory_is_told),
 #endif
     };
