@@ -225,6 +225,7 @@ int main(int argc, char **argv)
         return 1;
     }
     timings_rows(&timings);
+    timings_step(&timings);
     timings_attention(&timings);
     timings_keys(&timings);
     timings_products(&timings);

@@ -56,4 +56,5 @@ void timings_blas(struct timings *timings);
 void timings_rows(struct timings *timings);
 void timings_attention(struct timings *timings);
 void timings_keys(struct timings *timings);
+void timings_step(struct timings *timings);
 void timings_copies(struct timings *timings);
