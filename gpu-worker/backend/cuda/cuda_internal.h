@@ -40,7 +40,7 @@ struct backend {
     uint32_t n_allocations, allocations_capacity;
     struct cuda_commands *commands;
     struct cuda_graphs *graphs; /* cuda_graphs.c */
-    struct cuda_blas *blas; /* NULL: cuBLAS is not there, and own kernels do its work */
+    struct cuda_blas *blas;     /* NULL: cuBLAS is not there, and own kernels do its work */
     struct cuda_prefill *prefill;
     struct cuda_host *host;
     struct cuda_key_tables *key_tables;
