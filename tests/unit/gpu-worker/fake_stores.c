@@ -227,7 +227,7 @@ void fake_stores_start(struct fake_stores *fakes, const struct row_shape *shape,
     fakes->link = (struct link){.next_request = 1,
                                 .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                                 .has_control = &fakes->has_control,
-                                .request_timeout_us = 60 * 1000,
+                                .request_timeout_us = 5 * 1000 * 1000,
                                 .recovery_timeout_us = 20 * 1000 * 1000,
                                 .control = control,
                                 .engine = fakes};

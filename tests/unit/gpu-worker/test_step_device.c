@@ -283,6 +283,7 @@ static void asks_again(void **state)
     struct fixture fixture;
     start(&fixture, ROW_CODEC_F16, 3);
     fixture.fakes.all[1].n_unanswered = 3;
+    fixture.fakes.link.request_timeout_us = 100 * 1000;
     add_rows(&fixture, &fixture.runs[0], 3000, 20);
     assert_int_equal(attend(&fixture), 0);
     is_right(&fixture, 0, 20);
