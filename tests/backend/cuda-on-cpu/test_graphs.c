@@ -247,7 +247,7 @@ static void what_cannot_be_captured(void **state)
     machine_close(&machine);
 }
 
-/* The n-th call of CUDA fails, n = 1, 2, 3 ... until none does: what is told is an error, or the results are right. */
+/* The n-th call of CUDA in these steps fails, n = 1, 2, 3 ... until none does: what is told is an error, or the results are right. */
 static void every_call_fails_in_turn(void **state)
 {
     (void)state;
@@ -258,8 +258,9 @@ static void every_call_fails_in_turn(void **state)
     bool failed = true;
     for (uint64_t n = 0; failed; n++) {
         struct machine machine;
-        emulation_fail_call(n);
         int r = machine_open(&machine);
+        assert_int_equal(r, 0);
+        emulation_fail_call(n);
         bool plays = false;
         for (uint32_t i = 0; i < N_TIMES && r == 0; i++) {
             memset(out, 0, sizeof out);
