@@ -15,6 +15,21 @@ CHECK = pathlib.Path(__file__).resolve().parents[1] / "device-check"
 DEVICE = '{"name": "pretended", "pci": "0000:01:00", "memory_peak_gb_s": 1000.0}'
 CASE = '{"kernel": "add", "type": "f32", "shape": "T1 x 8", "bytes": 96, "operations": 8, "us": 2.5}'
 LEFT_OUT = '{"kernel": "matvec", "type": "Q4_K", "shape": "8x64", "skipped": "shape"}'
+LAYER = '{"policy": "default", "tokens": 131072, "layer_us": 10.5}'
+LAYER_LEFT_OUT = '{"policy": "default", "tokens": 4194304, "skipped": "host-memory"}'
+# A service that answers the same whatever its back end is; $1 is the command, $backend what `up` was given.
+SERVICE = """
+while [ $# -gt 0 ]; do case $1 in --backend) backend=$2;; --runtime-dir) folder=$2;; up|status|tokenize|generate) command=$1;; esac; shift; done
+case $command in
+up) echo "up with $backend"; echo $backend >"$folder/backend"; trap 'exit 0' INT; while :; do sleep 0.1; done;;
+status) echo '{"ready": true, "n_ctx": 131072, "policy": "default", "device_bytes_per_token": 21,
+    "processes": [{"program": "hc-gpu-worker", "index": 0, "achieved": "pretended"}]}';;
+tokenize) printf '{"ids": [1'; printf ', 1%.0s' {1..20000}; echo ']}';;
+generate) cat >/dev/null; tokens="[1, 2]"; OTHER
+    echo "{\\"prompt_tokens\\": [1], \\"tokens\\": $tokens, \\"logprobs\\": [-1.0, -2.0], \\"timings\\": {\\"n_prefill\\": 1,
+        \\"n_decode\\": 2, \\"prefill_tokens_per_second\\": 10.0, \\"decode_tokens_per_second\\": 5.0, \\"store_wait_ms\\": 1.0}}";;
+esac
+"""
 GOOD_TEST = "echo '[       OK ] rope'; echo '[       OK ] add'"
 
 
@@ -27,11 +42,16 @@ class DeviceCheck(unittest.TestCase):
         self.write(self.programs / "timings",
                    f"if [ \"$1\" = --describe ]; then echo '{DEVICE}'; else echo '{CASE}'; echo '{LEFT_OUT}'; fi")
         self.write(self.programs / "test-ops", GOOD_TEST)
+        self.write(self.programs / "layer", f"echo '{LAYER}'; echo '{LAYER_LEFT_OUT}'")
+        for name in ("hc-coordinator", "hc-value-store", "hc-gpu-worker"):
+            self.write(self.programs / "bin" / name, "exit 1")
+        self.write(self.programs / "bin/hcattn", SERVICE.replace("OTHER", ""))
+        (self.root / "model.gguf").write_text("pretended")
         self.tools.mkdir()
 
     @staticmethod
     def write(path, text):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
@@ -39,7 +59,8 @@ class DeviceCheck(unittest.TestCase):
         """(exit status, report, what it said)"""
         out = self.root / "out.json"
         environment = {"PATH": f"{self.tools}:/usr/bin:/bin", "CUDA_HOME": "/nowhere", "LC_ALL": "C.UTF-8"}
-        ended = subprocess.run([CHECK, "--programs", self.programs, "--out", out, *arguments], env=environment,
+        ended = subprocess.run([CHECK, "--programs", self.programs, "--model", self.root / "model.gguf", "--out", out, *arguments],
+                               env=environment,
                                capture_output=True, text=True, timeout=60)
         return ended.returncode, json.loads(out.read_text()) if out.exists() else None, ended.stdout + ended.stderr
 
@@ -54,8 +75,42 @@ class DeviceCheck(unittest.TestCase):
         self.assertIn({"test": "ops", "passed": 2, "failed": 0, "status": 0}, report["tests"])
         self.assertIn({"test": "memcheck ops", "status": 0, "summary": "0 errors"}, report["tests"])
         self.assertEqual(report["times"], [json.loads(CASE)])
-        self.assertEqual(report["skipped"], [{"what": "test blas", "why": "cublas"},
+        self.assertEqual(report["skipped"], [{"what": "layer default at 4194304", "why": "host-memory"},
                                              {"what": "matvec Q4_K 8x64", "why": "shape"}])
+        self.assertEqual(report["layer"], [json.loads(LAYER)])
+        service = report["service"]
+        self.assertEqual(service["backends"]["cuda"]["achieved"], ["hc-gpu-worker 0: pretended"])
+        self.assertEqual({(line["equal"], line["largest_difference"]) for line in service["tokens"]}, {(2, 0.0)})
+        self.assertEqual([line["backend"] for line in service["speed"]], 2 * ["cpu"] + 8 * ["cuda"])
+
+    def test_other_tokens_than_the_cpus(self):
+        other = '[ "$(cat "$folder/backend")" = cpu ] && tokens="[3, 2]"'
+        self.write(self.programs / "bin/hcattn", SERVICE.replace("OTHER", other))
+        status, report, _ = self.check()
+        self.assertEqual((status, {line["equal"] for line in report["service"]["tokens"]}), (1, {0}))
+
+    def test_a_service_that_does_not_start(self):
+        self.write(self.programs / "bin/hcattn", "echo no device here; exit 1")
+        status, report, said = self.check()
+        self.assertEqual(status, 1)
+        self.assertIn("no device here", report["service"]["backends"]["cuda"]["error"])
+        self.assertEqual(len(report["times"]), 1, "what comes after is still done")
+
+    def test_no_service(self):
+        (self.programs / "bin/hc-gpu-worker").unlink()
+        status, report, _ = self.check()
+        self.assertEqual(status, 1)
+        self.assertIn({"what": "service", "why": "missing"}, report["skipped"])
+
+    def test_a_layer_fails(self):
+        self.write(self.programs / "layer", f"echo '{LAYER}'; exit 1")
+        self.assertEqual(self.check()[0], 1)
+
+    def test_tests_of_cublas_without_it(self):
+        self.write(self.programs / "test-product", "exit 1")
+        status, report, said = self.check()
+        left_out = {"what": "test product", "why": "cublas"} in report["skipped"]
+        self.assertEqual((left_out, status), (True, 0) if report["cublas"] is None else (False, 1), said)
 
     def test_no_device(self):
         self.write(self.programs / "timings", "echo 'cudaErrorNoDevice: no CUDA-capable device is detected'; exit 1")
@@ -122,13 +177,14 @@ class DeviceCheck(unittest.TestCase):
         self.assertIn("scripts/build cuda", said)
 
     def test_pack(self):
-        for name in ("timings", "test-ops"):  # real programs, which have libraries
+        names = ("hcattn", "hc-coordinator", "hc-value-store", "hc-gpu-worker")
+        for name in ("timings", "test-ops", "layer", *(f"bin/{name}" for name in names)):  # real programs, which have libraries
             (self.programs / name).unlink()
             os.symlink("/bin/ls", self.programs / name)
         packed = self.root / "packed"
         status, _, said = self.check("--pack", packed)
         self.assertEqual(status, 0, said)
-        self.assertTrue((packed / "timings").is_file())
+        self.assertTrue((packed / "timings").is_file() and (packed / "bin/hcattn").is_file())
         self.assertFalse(list((packed / "lib").glob("libc.so*")), "the machine has its own")
 
 
