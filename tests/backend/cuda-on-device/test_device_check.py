@@ -19,7 +19,8 @@ LAYER = '{"policy": "default", "tokens": 131072, "layer_us": 10.5}'
 LAYER_LEFT_OUT = '{"policy": "default", "tokens": 4194304, "skipped": "host-memory"}'
 # A service that answers the same whatever its back end is; $1 is the command, $backend what `up` was given.
 SERVICE = """
-while [ $# -gt 0 ]; do case $1 in --backend) backend=$2;; --runtime-dir) folder=$2;; up|status|tokenize|generate) command=$1;; esac; shift; done
+command=$1
+while [ $# -gt 0 ]; do case $1 in --backend) backend=$2;; --runtime-dir) folder=$2;; esac; shift; done
 case $command in
 up) echo "up with $backend"; echo $backend >"$folder/backend"; trap 'exit 0' INT; while :; do sleep 0.1; done;;
 status) echo '{"ready": true, "n_ctx": 131072, "policy": "default", "device_bytes_per_token": 21,

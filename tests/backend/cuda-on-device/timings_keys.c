@@ -23,7 +23,7 @@ enum codec { F16, ROT, PAIR, PQ };
 struct scan {
     const char *name;
     enum codec codec;
-    uint32_t bits; /* pq: of a sub-space's index */
+    uint32_t bits; /* pq: of a sub-space's index; 0: klt1, of N_KLT1_GROUPS */
     uint32_t n_tiles, n_copies;
     uint32_t n_groups;         /* pair */
     struct cuda_key_run *runs; /* [n_copies][N_HEADS] */
@@ -40,9 +40,11 @@ static const struct scan scans[] = {
     {.name = "pair3", .codec = PAIR, .bits = 3},
     {.name = "pair2", .codec = PAIR, .bits = 2},
     {.name = "pair1", .codec = PAIR, .bits = 1},
+    {.name = "klt1", .codec = PAIR},
     {.name = "pq", .codec = PQ, .bits = 10},
 };
-#define PQ_DIMS 4u
+#define PQ_DIMS       4u
+#define N_KLT1_GROUPS 35u /* of a tile of 10 bytes a dimension, as heads have in the mean */
 
 static size_t tile_bytes_of(const struct scan *scan)
 {
@@ -52,7 +54,7 @@ static size_t tile_bytes_of(const struct scan *scan)
     case ROT:
         return rot_tile_bytes(scan->bits, HEAD_DIM);
     case PAIR:
-        return pair_tile_bytes(&(struct pair_layout){HEAD_DIM, scan->n_groups, false});
+        return pair_tile_bytes(&(struct pair_layout){HEAD_DIM, scan->n_groups, scan->bits == 0});
     default:
         return HEAD_DIM / PQ_DIMS * pq_space_bytes(1u << scan->bits);
     }
@@ -69,8 +71,8 @@ static cudaError_t launch_score(struct timings *timings, void *context, uint32_t
     case ROT:
         return cuda_score_rot(&timings->queue, scan->bits, HEAD_DIM, GROUP, runs, N_HEADS, scan->n_tiles, stride);
     case PAIR:
-        return cuda_score_pair(&timings->queue, false, HEAD_DIM, scan->n_groups, GROUP, runs, N_HEADS, scan->n_tiles,
-                               stride);
+        return cuda_score_pair(&timings->queue, scan->bits == 0, HEAD_DIM, scan->n_groups, GROUP, runs, N_HEADS,
+                               scan->n_tiles, stride);
     default:
         return cuda_score_pq(&timings->queue, PQ_DIMS, 1u << scan->bits, HEAD_DIM, GROUP, runs, N_HEADS, scan->n_tiles,
                              stride);
@@ -121,7 +123,7 @@ static void score(struct timings *timings, struct scan *scan, uint32_t n_tokens)
 {
     scan->n_tiles = n_tokens / TILE;
     if (scan->codec == PAIR)
-        scan->n_groups = codec_pair_table_groups(HEAD_DIM, scan->bits);
+        scan->n_groups = scan->bits == 0 ? N_KLT1_GROUPS : codec_pair_table_groups(HEAD_DIM, scan->bits);
     const size_t head_bytes = scan->n_tiles * tile_bytes_of(scan), all_bytes = N_HEADS * head_bytes;
     const size_t n_scores = (size_t)N_HEADS * GROUP * n_tokens;
     struct timing timing = {.kernel = "score",
