@@ -17,8 +17,8 @@ static const char *const policies[] = {
     "full",
     "default",
     "quality",
-    "small",
     "f16,deviation=0.02,notail",
+    "small",
     "rot4,l2=0.001",
     "rot3,deviation=0.05",
     "rot2,mass=0.9",
@@ -27,14 +27,22 @@ static const char *const policies[] = {
     "klt1,deviation=0.05",
     "rot3,deviation=0.05,fastgen=0.5",
 };
-/* Old blocks in five lanes. */
-enum { N_POLICIES = sizeof(policies) / sizeof(policies[0]), N_PROMPT = 410, N_TOKENS = 8 };
+/* Old blocks in four lanes. */
+enum { N_POLICIES = sizeof(policies) / sizeof(policies[0]), N_PROMPT = 330, N_TOKENS = 8 };
 
 /*
- * Products of prefills have inputs of half precision on the device (docs/cuda.md), and where attention weights lie close to a
- * threshold another token may be read: log-probabilities differ by less than this, and tokens where two are as close.
+ * How far log-probabilities may be from the reference's. Without cuBLAS the device computes in single precision; where attention
+ * weights lie close to a threshold another token may be read, which is most of the difference. With cuBLAS products of prefills
+ * have inputs of half precision (docs/cuda.md), and a random model's flat attention makes much of other thresholds: the policies
+ * that read least say nothing then.
  */
-#define TOLERANCE 0.02F
+struct tolerance {
+    const char *const *environment; /* closed by NULL */
+    uint32_t n_policies;
+    float difference;
+};
+static const struct tolerance single = {(const char *const[]){"HCATTN_TEST_CUDA_NO_BLAS=1", NULL}, N_POLICIES, 0.005F};
+static const struct tolerance half = {(const char *const[]){NULL}, 4, 0.02F};
 
 static void start(struct service *service, const char *backend, const char *const *more, const char *const *environment)
 {
@@ -60,12 +68,12 @@ static void make_jobs(const uint32_t *ids, struct job jobs[N_POLICIES])
 }
 
 /* Returns how many tokens could be compared: up to the first that is another one, which must have been as likely. */
-static uint32_t assert_near(const char *what, const struct answer *expected, const struct answer *got)
+static uint32_t assert_near(const char *what, float tolerance, const struct answer *expected, const struct answer *got)
 {
     assert_int_equal(got->n, expected->n);
     for (uint32_t i = 0; i < got->n; i++) {
         float difference = fabsf(got->logprobs[i] - expected->logprobs[i]);
-        if (!(difference < TOLERANCE))
+        if (!(difference < tolerance))
             fail_msg("%s: token %u is %u (%f), expected %u (%f)", what, i, got->ids[i], (double)got->logprobs[i],
                      expected->ids[i], (double)expected->logprobs[i]);
         if (got->ids[i] != expected->ids[i])
@@ -83,48 +91,50 @@ static void make_truth(const uint32_t *ids, const char *rows, struct job jobs[N_
     service_stop(&service);
 }
 
-/* One after the other, and side by side: batches of rows under several policies. */
+/* One after the other, or side by side: batches of rows under several policies. */
 static void check(const uint32_t *ids, const struct job *truth, const char *const *arguments,
-                  const char *const *environment, bool side_by_side)
+                  const struct tolerance *tolerance, bool side_by_side)
 {
     struct service service;
     struct job jobs[N_POLICIES];
-    uint32_t n_near = 0;
-    start(&service, "cuda", arguments, environment);
+    uint32_t n_near = 0, n = tolerance->n_policies;
+    start(&service, "cuda", arguments, tolerance->environment);
     make_jobs(ids, jobs);
     if (side_by_side)
-        jobs_run(&service, jobs, N_POLICIES);
+        jobs_run(&service, jobs, n);
     else
-        jobs_run_alone(&service, jobs, N_POLICIES);
-    for (uint32_t i = 0; i < N_POLICIES; i++)
-        n_near += assert_near(policies[i], &truth[i].answer, &jobs[i].answer);
-    assert_true(n_near >= N_POLICIES * N_TOKENS * 9 / 10);
+        jobs_run_alone(&service, jobs, n);
+    for (uint32_t i = 0; i < n; i++)
+        n_near += assert_near(policies[i], tolerance->difference, &truth[i].answer, &jobs[i].answer);
+    assert_true(n_near >= n * N_TOKENS * 9 / 10);
     assert_true(service_log_contains(&service, "emulated on the CPU"));
-    jobs_free(jobs, N_POLICIES);
+    jobs_free(jobs, n);
     service_stop(&service);
 }
 
-static void policies_alone_f16(void **state)
+static void policies_f16(void **state)
 {
     uint32_t ids[N_PROMPT];
     struct job truth[N_POLICIES];
     (void)state;
     jobs_make_ids(7, ids, N_PROMPT);
     make_truth(ids, "f16", truth);
-    check(ids, truth, (const char *const[]){"--stores", "2", "--micro-batches", "1", NULL}, NULL, false);
-    check(ids, truth, (const char *const[]){"--stores", "1", "--micro-batches", "2", NULL},
-          (const char *const[]){"HCATTN_PREFILL_CHUNK=100", NULL}, true);
+    check(ids, truth, (const char *const[]){"--stores", "2", "--micro-batches", "2", NULL}, &single, true);
+    check(ids, truth, (const char *const[]){"--stores", "1", "--micro-batches", "1", NULL}, &half, false);
+    check(ids, truth, (const char *const[]){"--stores", "2", "--transport", "direct", NULL}, &half, true);
     jobs_free(truth, N_POLICIES);
 }
 
-static void policies_side_by_side_q8_0(void **state)
+static void policies_q8_0(void **state)
 {
     uint32_t ids[N_PROMPT];
     struct job truth[N_POLICIES];
     (void)state;
     jobs_make_ids(8, ids, N_PROMPT);
     make_truth(ids, "q8_0", truth);
-    check(ids, truth, (const char *const[]){"--rows", "q8_0", "--stores", "2", "--micro-batches", "2", NULL}, NULL,
+    check(ids, truth, (const char *const[]){"--rows", "q8_0", "--stores", "1", "--micro-batches", "1", NULL}, &single,
+          true);
+    check(ids, truth, (const char *const[]){"--rows", "q8_0", "--stores", "2", "--micro-batches", "2", NULL}, &half,
           true);
     jobs_free(truth, N_POLICIES);
 }
@@ -189,8 +199,8 @@ static void store_killed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_alone_f16),
-        cmocka_unit_test(policies_side_by_side_q8_0),
+        cmocka_unit_test(policies_f16),
+        cmocka_unit_test(policies_q8_0),
         cmocka_unit_test(worker_killed),
         cmocka_unit_test(store_killed),
     };
