@@ -43,6 +43,8 @@ struct tolerance {
 };
 static const struct tolerance single = {(const char *const[]){"HCATTN_TEST_CUDA_NO_BLAS=1", NULL}, N_POLICIES, 0.005F};
 static const struct tolerance half = {(const char *const[]){NULL}, 4, 0.02F};
+/* Rows in eight bits round such differences up to whole steps, of some of their numbers. */
+static const struct tolerance half_of_eight_bits = {(const char *const[]){NULL}, 4, 0.06F};
 
 static void start(struct service *service, const char *backend, const char *const *more, const char *const *environment)
 {
@@ -134,8 +136,8 @@ static void policies_q8_0(void **state)
     make_truth(ids, "q8_0", truth);
     check(ids, truth, (const char *const[]){"--rows", "q8_0", "--stores", "1", "--micro-batches", "1", NULL}, &single,
           true);
-    check(ids, truth, (const char *const[]){"--rows", "q8_0", "--stores", "2", "--micro-batches", "2", NULL}, &half,
-          true);
+    check(ids, truth, (const char *const[]){"--rows", "q8_0", "--stores", "2", "--micro-batches", "2", NULL},
+          &half_of_eight_bits, true);
     jobs_free(truth, N_POLICIES);
 }
 
