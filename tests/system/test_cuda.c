@@ -141,6 +141,8 @@ static void policies_q8_0(void **state)
     jobs_free(truth, N_POLICIES);
 }
 
+#define LAUNCHES_UNTIL_LOST "300"
+
 /* Kills once the third token is there. */
 struct killer {
     struct service *service;
@@ -198,13 +200,18 @@ static void store_killed(void **state)
     survives((const char *const[]){"--stores", "2", NULL}, NULL, "hc-value-store");
 }
 
+/* Each worker's device is lost after so many launches: the first one's in the middle of the generation. */
+static void device_lost(void **state)
+{
+    (void)state;
+    survives(nothing(), (const char *const[]){"HCATTN_TEST_CUDA_FAIL_AFTER=" LAUNCHES_UNTIL_LOST, NULL}, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_f16),
-        cmocka_unit_test(policies_q8_0),
-        cmocka_unit_test(worker_killed),
-        cmocka_unit_test(store_killed),
+        cmocka_unit_test(policies_f16), cmocka_unit_test(policies_q8_0), cmocka_unit_test(worker_killed),
+        cmocka_unit_test(store_killed), cmocka_unit_test(device_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
