@@ -75,9 +75,8 @@ static const struct option_spec specs[] = {
      .maximum = 16777216},
     {.name = "prefill-chunk",
      .kind = OPTION_U32,
-     .default_text = "256",
-     .help = "prompt tokens of one step",
-     .minimum = 1,
+     .default_text = "0",
+     .help = "prompt tokens of one step, at most; 0: 256, on a device whose memory is not the host's 2048",
      .maximum = 65536},
     {.name = "max-batch",
      .kind = OPTION_U32,
@@ -251,6 +250,13 @@ static int learn(struct app *app, const struct options *options, const struct ke
     return 0;
 }
 
+/* On a device each chunk brings the rows of all before it over the link. */
+static uint32_t prefill_chunk(const struct app *app, const struct options *options)
+{
+    uint32_t given = options_u32(options, "prefill-chunk");
+    return given != 0 ? given : app->with.ops->device != NULL ? 2048 : 256;
+}
+
 static int start(struct app *app, const struct options *options, struct server_options *server,
                  const struct kernels *kernels)
 {
@@ -262,7 +268,7 @@ static int start(struct app *app, const struct options *options, struct server_o
         .transport = is_direct ? TRANSPORT_DIRECT : TRANSPORT_ROUTED,
         .n_ctx = n_ctx != 0 ? n_ctx : shape->n_ctx_train,
         .row_codec = options_choice(options, "rows") == 0 ? ROW_CODEC_F16 : ROW_CODEC_Q8_0,
-        .prefill_chunk = options_u32(options, "prefill-chunk"),
+        .prefill_chunk = prefill_chunk(app, options),
         .max_batch = options_u32(options, "max-batch"),
         .max_halves = halves != 0                                 ? halves
                       : app->with.n_cpus >= TOPOLOGY_CPUS_TO_SPIN ? 2
