@@ -93,13 +93,22 @@ static __device__ __forceinline__ float cuda_key_side(const struct cuda_key_run 
     return reinterpret_cast<const float *>(run.chunks[t / CUDA_KEY_CHUNK_TILES] + run.sides)[t % CUDA_KEY_CHUNK_TILES];
 }
 
-/* The largest score that a warp has found for a query head, `most` in each lane, is told. */
-static __device__ __forceinline__ void cuda_key_largest(const struct cuda_key_run &run, uint32_t query, float most)
+/* The largest scores that a warp has found for query heads from the first on, `most` in each lane, are told if asked for. */
+template <uint32_t n_at_once>
+static __device__ __forceinline__ void cuda_key_largest(const struct cuda_key_run &run, uint32_t first_query,
+                                                        uint32_t n_queries, const float (&most)[n_at_once])
 {
-    most = cuda_warp_max(most);
-    if (cuda_lane() == 0 && most > -INFINITY) {
-        const uint32_t bits = __float_as_uint(most); /* cuda_keys_order() */
-        atomicMax(&run.largest[query], bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+    if (!run.largest)
+        return;
+#pragma unroll
+    for (uint32_t n = 0; n < n_at_once; n++) {
+        if (first_query + n >= n_queries)
+            continue; /* the whole warp */
+        const float of_warp = cuda_warp_max(most[n]);
+        if (cuda_lane() == 0 && of_warp > -INFINITY) {
+            const uint32_t bits = __float_as_uint(of_warp); /* cuda_keys_order() */
+            atomicMax(&run.largest[first_query + n], bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+        }
     }
 }
 

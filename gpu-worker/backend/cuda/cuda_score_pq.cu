@@ -103,12 +103,8 @@ CUDA_HOT static __global__ void __launch_bounds__(256)
                     most[n] = sums[k][n];
             }
     }
-    if (!run.largest || !spaces.is_last)
-        return;
-#pragma unroll
-    for (uint32_t n = 0; n < n_at_once; n++)
-        if (first_query + n < n_queries)
-            cuda_key_largest(run, first_query + n, most[n]);
+    if (spaces.is_last)
+        cuda_key_largest(run, first_query, n_queries, most);
 }
 
 template <uint32_t n_dims, uint32_t n_at_once>

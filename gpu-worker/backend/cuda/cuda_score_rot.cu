@@ -146,12 +146,7 @@ CUDA_HOT static __global__ void __launch_bounds__(256, 2)
             }
         }
     }
-    if (!run.largest)
-        return;
-#pragma unroll
-    for (uint32_t n = 0; n < n_at_once; n++)
-        if (first_query + n < n_queries)
-            cuda_key_largest(run, first_query + n, most[n]);
+    cuda_key_largest(run, first_query, n_queries, most);
 }
 
 template <uint32_t bits, uint32_t n_at_once>
