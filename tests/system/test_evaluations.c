@@ -412,9 +412,16 @@ static void a_job_whose_worker_dies_ends(void **state)
     assert_int_equal(hcattn_open(&config, &service.client, NULL),
                      0); /* for kill_worker(), within a call of the other */
     static const char *const presets[] = {"default", "quality"};
-    const struct hcattn_text texts[] = {{.name = "words", .text = text}};
-    const struct hcattn_evaluate request = {
-        .texts = texts, .n_texts = 1, .context = CONTEXT, .tail = TAIL, .presets = presets, .n_presets = 2};
+    /* long enough for its worker to be killed before it ends, on a busy machine, too */
+    const struct hcattn_text texts[] = {{.name = "a", .text = text}, {.name = "b", .text = text},
+                                        {.name = "c", .text = text}, {.name = "d", .text = text},
+                                        {.name = "e", .text = text}, {.name = "f", .text = text}};
+    const struct hcattn_evaluate request = {.texts = texts,
+                                            .n_texts = sizeof(texts) / sizeof(texts[0]),
+                                            .context = CONTEXT,
+                                            .tail = TAIL,
+                                            .presets = presets,
+                                            .n_presets = 2};
     const struct hcattn_job_events events = {.context = &service, .progress = kill_worker};
     assert_true(hcattn_evaluate(other, &request, &events, CALL_MS, NULL, &error) < 0);
     print_message("%s\n", error.sentence);
