@@ -17,9 +17,10 @@
 
 #include "proto/layout.h"
 
-#define REGISTRY_TEXT_BYTES  256
-#define REGISTRY_ERROR_BYTES 512
-#define REGISTRY_MAX_INDEX   1023u
+#define REGISTRY_TEXT_BYTES     256
+#define REGISTRY_ACHIEVED_BYTES 768 /* a worker with a device says much */
+#define REGISTRY_ERROR_BYTES    512
+#define REGISTRY_MAX_INDEX      1023u
 
 /* A process that loads or rebuilds may stand still this many times longer than --hang-timeout. */
 #define REGISTRY_PATIENCE 10u
@@ -44,7 +45,7 @@ struct process {
     int pidfd;        /* -1: none to be had */
     void *connection; /* of the server; NULL when hung up */
     uint64_t data_route, work_route;
-    char achieved[REGISTRY_TEXT_BYTES];
+    char achieved[REGISTRY_ACHIEVED_BYTES];
     int32_t numa_node;
     uint32_t home_node, node_cores; /* stores */
     bool replaced;                  /* a later life of it has registered */
