@@ -345,8 +345,7 @@ static void ask_device(struct step *step, uint32_t n_rows, uint32_t layer)
 {
     struct step_scratch *scratch = step->scratch;
     const struct network *network = step->network;
-    uint32_t n_kv = step->shape.n_kv_heads, n_heads = network->shape.n_heads, d = step->shape.head_dim;
-    uint32_t group = step_group(step), n = 0;
+    uint32_t n_kv = step->shape.n_kv_heads, d = step->shape.head_dim, group = step_group(step), n = 0;
     for (uint32_t k = 0; k < n_rows * n_kv; k++) {
         uint32_t i = scratch->item_rows[k / n_kv], kv_head = k % n_kv;
         struct step_row *row = &step->rows[i];
@@ -369,8 +368,7 @@ static void ask_device(struct step *step, uint32_t n_rows, uint32_t layer)
         scratch->items[n++] = (struct backend_select){
             .policy = &row->run->policy,
             .q = exact->q,
-            .exact =
-                step->exact_partials + ((size_t)row->decode_index * n_heads + first_head) * KERNELS_PARTIAL_FLOATS(d),
+            .exact = exact->partials,
             .pieces = exact->pieces,
             .n_pieces = exact->n_pieces,
             .keys = row->run->session->keys,

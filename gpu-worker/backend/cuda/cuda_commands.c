@@ -10,7 +10,6 @@
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 
 enum {
-    STAGE_ALIGNMENT = 256,
     STAGE_BYTES = 1u << 20,      /* of a piece of staging memory, at least */
     WAIT_US = 60u * 1000 * 1000, /* a device that takes longer for what one step asks is lost */
     N_MARKS = 64,                /* marks that can be told apart */
@@ -19,7 +18,6 @@ enum {
 struct command {
     cuda_command *run;
     const char *name;
-    size_t n_bytes;
     _Alignas(16) uint8_t arguments[CUDA_COMMAND_BYTES];
 };
 
@@ -165,7 +163,6 @@ void cuda_commands_add(struct backend *backend, const char *name, cuda_command *
     memset(command, 0, sizeof *command);
     command->run = run;
     command->name = name;
-    command->n_bytes = n_bytes;
     memcpy(command->arguments, arguments, n_bytes);
 }
 
@@ -176,16 +173,16 @@ void cuda_commands_keep_plain(struct backend *backend)
 
 /* ---- waiting ---- */
 
-/* Polls, so that it ends; most waits are shorter than a sleep. */
+/* For an event, or (NULL) all of the stream. Polls, so that it ends; most waits are shorter than a sleep. */
 static bool wait_for(struct backend *backend, cudaEvent_t event)
 {
     uint64_t deadline = clock_deadline_us(WAIT_US);
     for (;;) {
-        cudaError_t error = cudaEventQuery(event);
+        cudaError_t error = event != NULL ? cudaEventQuery(event) : cudaStreamQuery(backend->stream);
         if (error == cudaSuccess)
             return true;
         if (error != cudaErrorNotReady) {
-            cuda_commands_failed(backend, "cudaEventQuery", error);
+            cuda_commands_failed(backend, event != NULL ? "cudaEventQuery" : "cudaStreamQuery", error);
             return false;
         }
         if (clock_now_us() < deadline)
@@ -253,7 +250,7 @@ const void *cuda_commands_stage(struct backend *backend, size_t n_bytes, void **
     struct stage *stage = begin_stage(backend);
     if (stage == NULL)
         return NULL;
-    n_bytes = (n_bytes + STAGE_ALIGNMENT - 1) / STAGE_ALIGNMENT * STAGE_ALIGNMENT;
+    n_bytes = cuda_commands_aligned(n_bytes);
     struct stage_piece *piece = stage->pieces;
     if ((piece == NULL || piece->n_bytes - piece->used < n_bytes) &&
         !new_piece(backend, stage, n_bytes > STAGE_BYTES ? n_bytes : STAGE_BYTES))
@@ -395,6 +392,12 @@ void cuda_commands_part(struct backend *backend, uint32_t number)
     cuda_commands_play(backend);
     backend->commands->place.part = number;
     backend->commands->place.play = 0;
+}
+
+void cuda_commands_settle(struct backend *backend)
+{
+    cuda_commands_play(backend);
+    (void)wait_for(backend, NULL);
 }
 
 int cuda_commands_finish(struct backend *backend)

@@ -55,6 +55,12 @@ const void *cuda_commands_stage(struct backend *backend, size_t n_bytes, void **
 /* The same with a copy of `bytes`. */
 const void *cuda_commands_stage_copy(struct backend *backend, const void *bytes, size_t n_bytes);
 
+/* Bytes up to where the next part of a work, or of what is staged, may begin. */
+static inline size_t cuda_commands_aligned(size_t n_bytes)
+{
+    return (n_bytes + 255) / 256 * 256;
+}
+
 /* Purposes whose memory may be in use at the same time. */
 enum cuda_work {
     CUDA_WORK_PRODUCT_X,      /* inputs of cuBLAS */
@@ -79,6 +85,11 @@ size_t cuda_commands_work_bytes(struct backend *backend, enum cuda_work purpose,
 void cuda_commands_play(struct backend *backend);
 /* Part `number` begins: plays what was written down before. What is played of a part may become a graph (cuda_graphs.h). */
 void cuda_commands_part(struct backend *backend, uint32_t number);
+/*
+ * Plays, and waits until nothing is under way, also behind a failure: what was launched before it may still run. Tells none,
+ * and keeps its own as any other.
+ */
+void cuda_commands_settle(struct backend *backend);
 /* Plays, and waits until all is done; tells a failure once: -ENOMEM, -EIO, -ENODEV. */
 int cuda_commands_finish(struct backend *backend);
 /* A mark behind all that was asked for so far, which is played; and waiting for it. */

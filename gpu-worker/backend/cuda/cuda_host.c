@@ -3,17 +3,14 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
 #include "gpu-worker/backend/cuda/cuda_internal.h"
 
 enum {
     PIECE_BYTES = 4u << 20, /* that are refused are not tried in halves */
     PIECE_ALIGNMENT = 2u << 20,
-    WAIT_US = 60u * 1000 * 1000,
 };
 
 /* Memory that the driver knows. */
@@ -72,26 +69,6 @@ static void forget(struct cuda_host *host, uint32_t at)
     memmove(host->pieces + at, host->pieces + at + 1, (host->n_pieces - at) * sizeof *host->pieces);
 }
 
-/*
- * Until nothing can be under way. Not cuda_commands_wait(), which tells a failure, and does not wait behind one: what was launched
- * before it may still run.
- */
-static void settle(struct backend *backend)
-{
-    cuda_commands_play(backend);
-    uint64_t deadline = clock_deadline_us(WAIT_US);
-    cudaError_t error;
-    while ((error = cudaStreamQuery(backend->stream)) == cudaErrorNotReady && clock_now_us() < deadline)
-        ;
-    if (error != cudaErrorNotReady) {
-        cuda_commands_failed(backend, "cudaStreamQuery", error);
-    } else if (backend->error == 0) {
-        backend->error = -ENODEV;
-        snprintf(backend->error_sentence, sizeof backend->error_sentence, "the device did not finish within %u s",
-                 WAIT_US / 1000000);
-    }
-}
-
 static void release(struct backend *backend, const struct piece *piece)
 {
     if (piece->is_ours)
@@ -140,7 +117,7 @@ void cuda_host_give_back(struct backend *backend, void *memory)
     struct cuda_host *host = backend->host;
     uint32_t at = find_behind(host, memory);
     assert(at > 0 && host->pieces[at - 1].host == memory && host->pieces[at - 1].is_ours);
-    settle(backend);
+    cuda_commands_settle(backend);
     release(backend, &host->pieces[at - 1]);
     forget(host, at - 1);
 }
@@ -187,7 +164,7 @@ void cuda_host_hide(struct backend *backend, void *memory, size_t n_bytes)
         end++;
     if (at == end)
         return;
-    settle(backend);
+    cuda_commands_settle(backend);
     for (; end > at; end--) {
         release(backend, &host->pieces[at]);
         forget(host, at);

@@ -41,8 +41,7 @@ static cudaError_t launch(struct backend *backend, const void *arguments)
     case POLICY_CODEC_ROT4:
     case POLICY_CODEC_ROT3:
     case POLICY_CODEC_ROT2:
-        return cuda_quantize_rot(queue, 4 - (uint32_t)(a->codec.codec - POLICY_CODEC_ROT4), a->head_dim, a->blocks,
-                                 a->n_tiles);
+        return cuda_quantize_rot(queue, cuda_key_tables_rot_bits(a->codec.codec), a->head_dim, a->blocks, a->n_tiles);
     case POLICY_CODEC_PQ:
         return cuda_quantize_pq(queue, a->codec.n_dims, a->codec.n_centroids, a->head_dim, a->blocks, a->n_tiles);
     default:

@@ -25,7 +25,6 @@ static_assert(BACKEND_N_LANES == LAYOUT_N_LANES, "lanes are those of layout.h");
 enum {
     SHARE = 16,          /* of the device, that scores may take at most */
     MOST_ITEMS = 65535u, /* of a launch */
-    ALIGNMENT = 256,
 };
 
 /* What the launches of a wave are told. */
@@ -50,11 +49,6 @@ struct call {
     float scale;
 };
 
-static size_t aligned(size_t n_bytes)
-{
-    return (n_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 static uint32_t round_up(uint32_t n_blocks)
 {
     const uint32_t octave = 31u - (uint32_t)__builtin_clz(n_blocks), step = octave > 3 ? 1u << (octave - 3) : 1;
@@ -62,11 +56,6 @@ static uint32_t round_up(uint32_t n_blocks)
 }
 
 /* ---- launches ---- */
-
-static uint32_t rot_bits(enum policy_codec codec)
-{
-    return 4 - (uint32_t)(codec - POLICY_CODEC_ROT4);
-}
 
 static cudaError_t prepare(const struct cuda_queue *queue, const struct select_arguments *a)
 {
@@ -77,7 +66,7 @@ static cudaError_t prepare(const struct cuda_queue *queue, const struct select_a
     case POLICY_CODEC_ROT4:
     case POLICY_CODEC_ROT3:
     case POLICY_CODEC_ROT2:
-        return cuda_prepare_rot(queue, rot_bits(a->codec), d, group, a->scale, a->queries, a->n_items);
+        return cuda_prepare_rot(queue, cuda_key_tables_rot_bits(a->codec), d, group, a->scale, a->queries, a->n_items);
     case POLICY_CODEC_PQ:
         return cuda_prepare_pq(queue, d, group, a->scale, a->queries, a->n_items);
     default:
@@ -96,7 +85,7 @@ static cudaError_t score(const struct cuda_queue *queue, const struct select_arg
     case POLICY_CODEC_ROT4:
     case POLICY_CODEC_ROT3:
     case POLICY_CODEC_ROT2:
-        return cuda_score_rot(queue, rot_bits(a->codec), d, group, a->runs, n, most, stride);
+        return cuda_score_rot(queue, cuda_key_tables_rot_bits(a->codec), d, group, a->runs, n, most, stride);
     case POLICY_CODEC_PQ:
         return cuda_score_pq(queue, a->n_dims, a->n_centroids, d, group, a->runs, n, most, stride);
     default:
@@ -144,12 +133,12 @@ struct room {
 static struct room room_of(const struct cuda_selection *selection, size_t query_bytes)
 {
     return (struct room){
-        .scores = aligned(selection->group * selection->stride * sizeof(float)),
-        .work = aligned(cuda_selection_work_bytes(selection)),
+        .scores = cuda_commands_aligned(selection->group * selection->stride * sizeof(float)),
+        .work = cuda_commands_aligned(cuda_selection_work_bytes(selection)),
         .exact = selection->selector == POLICY_SELECTOR_MASS
-                     ? aligned(selection->group * selection->exact_stride * sizeof(float))
+                     ? cuda_commands_aligned(selection->group * selection->exact_stride * sizeof(float))
                      : 0,
-        .query = aligned(query_bytes),
+        .query = cuda_commands_aligned(query_bytes),
     };
 }
 

@@ -24,11 +24,6 @@ static size_t n_heads(const struct key_quantizer *quantizer)
     return (size_t)quantizer->n_layers * quantizer->n_kv_heads;
 }
 
-static bool is_pair(enum policy_codec codec)
-{
-    return codec >= POLICY_CODEC_PAIR3 && codec <= POLICY_CODEC_KLT0;
-}
-
 static enum policy_codec codec_of(const struct key_quantizer *quantizer)
 {
     for (int codec = POLICY_CODEC_F16; codec < POLICY_N_CODECS; codec++)
@@ -39,23 +34,25 @@ static enum policy_codec codec_of(const struct key_quantizer *quantizer)
 
 /* ---- making ---- */
 
+static size_t centroids_bytes(const struct pq_table *table)
+{
+    return (size_t)table->n_spaces * table->n_centroids * table->n_dims * sizeof(uint16_t);
+}
+
 static size_t table_bytes(enum policy_codec codec, const struct key_head *head)
 {
-    const struct pq_table *table = head->table;
-    if (is_pair(codec))
+    if (policy_codec_needs_statistics(codec))
         return cuda_prepare_pair_table_bytes(head->table);
-    return ((size_t)table->n_spaces * table->n_centroids * table->n_dims * sizeof(uint16_t) + 255) / 256 * 256;
+    return cuda_commands_aligned(centroids_bytes(head->table));
 }
 
 /* The host's table is read before it returns; the device has it when what follows in the stream runs. */
 static cudaError_t upload(struct backend *backend, enum policy_codec codec, const struct key_head *head, void *to)
 {
     const struct pq_table *table = head->table;
-    if (is_pair(codec))
+    if (policy_codec_needs_statistics(codec))
         return cuda_prepare_pair_table(&backend->queue, head->table, to);
-    return cudaMemcpyAsync(to, table->centroids,
-                           (size_t)table->n_spaces * table->n_centroids * table->n_dims * sizeof(uint16_t),
-                           cudaMemcpyHostToDevice, backend->stream);
+    return cudaMemcpyAsync(to, table->centroids, centroids_bytes(table), cudaMemcpyHostToDevice, backend->stream);
 }
 
 static void drop(struct backend *backend, struct cuda_key_tables *tables)
@@ -149,7 +146,7 @@ bool cuda_key_tables_find(struct backend *backend, const struct key_quantizer *q
         codec.n_dims = table->n_dims;
         codec.n_centroids = table->n_centroids;
     }
-    for (size_t i = 0; is_pair(codec.codec) && i < n_heads(quantizer); i++) {
+    for (size_t i = 0; policy_codec_needs_statistics(codec.codec) && i < n_heads(quantizer); i++) {
         const struct pair_table *table = quantizer->heads[i].table;
         codec.most_groups = table->layout.n_groups > codec.most_groups ? table->layout.n_groups : codec.most_groups;
     }

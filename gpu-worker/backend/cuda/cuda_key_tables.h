@@ -23,6 +23,12 @@ struct cuda_key_codec {
     const void *const *tables;    /* [n_layers x n_kv_heads] on the device; NULL: this codec has none */
 };
 
+/* Of rot4, rot3 and rot2. */
+static inline uint32_t cuda_key_tables_rot_bits(enum policy_codec codec)
+{
+    return 4 - (uint32_t)(codec - POLICY_CODEC_ROT4);
+}
+
 /* An operation begins: what earlier ones found may go. */
 void cuda_key_tables_begin(struct backend *backend);
 /* False: no memory, the back end has failed. *ret_codec is good until the next operation begins. */

@@ -114,17 +114,12 @@ static cudaError_t launch_begin(struct backend *backend, const void *arguments)
                                                call->head_dim, p->queries);
 }
 
-static size_t aligned(size_t n_bytes)
-{
-    return (n_bytes + 255) / 256 * 256;
-}
-
 /* One work in two: the first n_first bytes, and the rest. */
 static void *work_of_two(struct backend *backend, enum cuda_work purpose, size_t n_first, size_t n_second,
                          void **ret_second)
 {
-    uint8_t *work = cuda_commands_work(backend, purpose, aligned(n_first) + n_second);
-    *ret_second = work == NULL ? NULL : work + aligned(n_first);
+    uint8_t *work = cuda_commands_work(backend, purpose, cuda_commands_aligned(n_first) + n_second);
+    *ret_second = work == NULL ? NULL : work + cuda_commands_aligned(n_first);
     return work;
 }
 

@@ -166,7 +166,7 @@ static void multiply_many(struct backend *backend, const struct weight *weight, 
                      .piece_rows = rows_of_a_piece(weight)};
     /* one work: halves of the piece, then what they are multiplied to */
     size_t piece_bytes = weight->type == TENSOR_F16 ? 0 : (size_t)a.piece_rows * weight->n_columns * sizeof(uint16_t);
-    piece_bytes = (piece_bytes + 255) / 256 * 256;
+    piece_bytes = cuda_commands_aligned(piece_bytes);
     uint8_t *work = cuda_commands_work(backend, CUDA_WORK_PRODUCT_WEIGHT,
                                        piece_bytes + (size_t)TILE * a.piece_rows * sizeof(float));
     if (work == NULL)
